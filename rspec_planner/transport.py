@@ -1,0 +1,73 @@
+# Copyright 2026 rspec_planner authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""
+Find the shipped configuration files and choose the Fast DDS transport for camera streams.
+
+Knows nothing of ROS, so that every process around the node can prepare its environment before
+it starts one.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+import sys
+
+from rspec_planner.errors import ConfigurationError
+
+PACKAGE = 'rspec_planner'
+PROFILE_VARIABLE = 'FASTDDS_DEFAULT_PROFILES_FILE'
+
+
+def _config_directories() -> list[Path]:
+    """Return the places where config/ can lie: source tree, ROS workspace, pip prefix."""
+    source = Path(__file__).resolve().parents[1]
+    places = [source / 'config'] if (source / 'launch').is_dir() else []
+    prefixes = [p for p in os.environ.get('AMENT_PREFIX_PATH', '').split(os.pathsep) if p]
+    # A wheel's data_files land below its prefix; walk up for environments that nest site-packages.
+    prefixes += [sys.prefix, *(str(p) for p in Path(__file__).resolve().parents)]
+    places += [Path(prefix) / 'share' / PACKAGE / 'config' for prefix in prefixes]
+    return places
+
+
+def config_path(name: str) -> Path:
+    """
+    Return the path of a shipped configuration file, for example 'fastdds.xml'.
+
+    A source checkout comes first, then the installed share folder. Raises ConfigurationError
+    when neither holds the file.
+    """
+    places = _config_directories()
+    for place in places:
+        if (place / name).is_file():
+            return place / name
+    raise ConfigurationError(
+        f"configuration file '{name}' is missing (looked in {places[0]} and "
+        f'share/{PACKAGE}/config of {len(places) - 1} prefixes); reinstall the package')
+
+
+def fastdds_environment() -> dict[str, str]:
+    """
+    Return the environment that keeps four camera streams complete between processes.
+
+    A profile that the user has already chosen is kept. The publisher's shared-memory segment is
+    what overflows, so every process needs it, not only the node.
+    """
+    chosen = os.environ.get(PROFILE_VARIABLE)
+    return {PROFILE_VARIABLE: chosen or str(config_path('fastdds.xml'))}
+
+
+def apply_fastdds_environment() -> None:
+    """Set `fastdds_environment` in this process; call it before `rclpy.init`."""
+    os.environ.update(fastdds_environment())
