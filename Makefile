@@ -12,7 +12,7 @@ ARGS ?=
 JOBS ?= 2
 
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input --quiet install
+PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input -qq install
 STAMPS := $(VENV)/.stamps
 # The core that knows no ROS; live/ and the node files are outside because rclpy has no types.
 TYPED := rspec_planner/errors.py rspec_planner/cli.py rspec_planner/doctor.py \
