@@ -1,0 +1,287 @@
+# Copyright 2026 rspec_planner authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""
+Text decoder of the target and its static KV cache.
+
+Structure of the Qwen3-VL decoder (arXiv 2511.21631): grouped-query attention with RMSNorm on
+each query and key head before the rotary, SwiGLU, untied embedding and head, and DeepStack
+features added to the visual rows after the first layers.
+Module names give the state-dict keys of `vlm.model.language_model.*` in released checkpoints;
+`lm_head` sits beside the layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import nn, Tensor
+from torch.nn import functional
+
+from rspec_planner.model.config import TextConfig
+from rspec_planner.model.rope import apply_rotary
+
+
+class RmsNorm(nn.Module):
+    """Root-mean-square norm; statistics in fp32 because fp16 squares of activations overflow."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(size))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return x normalised over its last dimension, in the dtype of x."""
+        x32 = x.float()
+        scale = torch.rsqrt(x32.square().mean(-1, keepdim=True) + self.eps)
+        return (x32 * scale * self.weight.float()).to(x.dtype)
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None,
+           causal: bool = False) -> Tensor:
+    """
+    Grouped-query attention.
+
+    q: (B, heads, S, d); k, v: (B, kv_heads, K, d), heads a multiple of kv_heads.
+    mask: None (all visible) or additive, broadcastable to (B, 1, group * S, K), see
+    `fold_mask`; causal: S = K rows that see themselves and the rows before.
+    Returns (B, S, heads * d).
+    """
+    batch, heads, rows, dim = q.shape
+    if causal:
+        mixed = functional.scaled_dot_product_attention(
+            q, k, v, is_causal=True, enable_gqa=heads != k.shape[1])
+    else:
+        # the heads that share a KV head become rows of one attention: no repeated KV
+        folded = q.reshape(batch, k.shape[1], -1, dim)
+        mixed = functional.scaled_dot_product_attention(folded, k, v, attn_mask=mask)
+        mixed = mixed.reshape(batch, heads, rows, dim)
+    return mixed.transpose(1, 2).reshape(batch, rows, heads * dim)
+
+
+def fold_mask(visible: Tensor, group: int, dtype: torch.dtype) -> Tensor:
+    """Return the additive mask of `attend` for visible (B or 1, 1, S, K) booleans."""
+    additive = torch.zeros_like(visible, dtype=dtype).masked_fill_(~visible, float('-inf'))
+    return additive.repeat(1, 1, group, 1)
+
+
+class Attention(nn.Module):
+    """The projections of one attention; who sees whom is decided by the caller."""
+
+    def __init__(self, hidden: int, heads: int, kv_heads: int, head_dim: int,
+                 eps: float) -> None:
+        super().__init__()
+        self.head_dim = head_dim
+        self.q_proj = nn.Linear(hidden, heads * head_dim, bias=False)
+        self.k_proj = nn.Linear(hidden, kv_heads * head_dim, bias=False)
+        self.v_proj = nn.Linear(hidden, kv_heads * head_dim, bias=False)
+        self.o_proj = nn.Linear(heads * head_dim, hidden, bias=False)
+        self.q_norm = RmsNorm(head_dim, eps)
+        self.k_norm = RmsNorm(head_dim, eps)
+
+    def project(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return q (B, heads, S, d) and k, v (B, kv_heads, S, d), q and k normed and turned."""
+        shape = (*x.shape[:2], -1, self.head_dim)
+        q = self.q_norm(self.q_proj(x).view(shape)).transpose(1, 2)
+        k = self.k_norm(self.k_proj(x).view(shape)).transpose(1, 2)
+        v = self.v_proj(x).view(shape).transpose(1, 2)
+        return *apply_rotary(q, k, cos, sin), v
+
+
+class SwiGlu(nn.Module):
+    """down(silu(gate(x)) * up(x)), no bias."""
+
+    def __init__(self, hidden: int, intermediate: int) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(hidden, intermediate, bias=False)
+        self.up_proj = nn.Linear(hidden, intermediate, bias=False)
+        self.down_proj = nn.Linear(intermediate, hidden, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return (..., hidden)."""
+        out: Tensor = self.down_proj(functional.silu(self.gate_proj(x)) * self.up_proj(x))
+        return out
+
+
+class DecoderLayer(nn.Module):
+    """Pre-norm attention and MLP; the expert uses the same layer with its own width."""
+
+    def __init__(self, cfg: TextConfig, hidden: int, heads: int, intermediate: int) -> None:
+        super().__init__()
+        self.self_attn = Attention(hidden, heads, cfg.num_kv_heads, cfg.head_dim,
+                                   cfg.rms_norm_eps)
+        self.mlp = SwiGlu(hidden, intermediate)
+        self.input_layernorm = RmsNorm(hidden, cfg.rms_norm_eps)
+        self.post_attention_layernorm = RmsNorm(hidden, cfg.rms_norm_eps)
+
+    def project(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return q, k, v of the normed input, see `Attention.project`."""
+        return self.self_attn.project(self.input_layernorm(x), cos, sin)
+
+    def finish(self, x: Tensor, mixed: Tensor) -> Tensor:
+        """Return the layer's output from its input and the attention result."""
+        x = x + self.self_attn.o_proj(mixed)
+        out: Tensor = x + self.mlp(self.post_attention_layernorm(x))
+        return out
+
+
+class KVCache:
+    """
+    Keys and values of every layer in fixed buffers.
+
+    keys, values: (L, B, kv_heads, capacity, head_dim), keys after norm and rotary.
+    Rows are written at explicit positions. What lies beyond a query's position is never read,
+    so rejected rows need no clearing.
+    """
+
+    def __init__(self, cfg: TextConfig, batch: int, capacity: int,
+                 dtype: torch.dtype = torch.float32,
+                 device: torch.device | str = 'cpu') -> None:
+        shape = (cfg.num_layers, batch, cfg.num_kv_heads, capacity, cfg.head_dim)
+        self.keys = torch.zeros(shape, dtype=dtype, device=device)
+        self.values = torch.zeros(shape, dtype=dtype, device=device)
+
+    @property
+    def capacity(self) -> int:
+        """Return the number of rows."""
+        return self.keys.shape[3]
+
+    def write(self, layer: int, k: Tensor, v: Tensor, window: Window) -> tuple[Tensor, Tensor]:
+        """Store the rows of one layer; return the keys and values that the window reads."""
+        keys, values = self.keys[layer], self.values[layer]
+        if window.slots is None:
+            keys[:, :, window.start:window.end] = k
+            values[:, :, window.start:window.end] = v
+        else:
+            keys.index_copy_(2, window.slots, k.to(keys.dtype))
+            values.index_copy_(2, window.slots, v.to(values.dtype))
+        return keys[:, :, :window.end], values[:, :, :window.end]
+
+
+@dataclass(frozen=True)
+class Window:
+    """Where a forward writes and what it reads; one per forward, shared by all layers."""
+
+    start: int
+    end: int  # rows [0, end) of the cache are read
+    slots: Tensor | None  # (S,) rows to write when the start is a device scalar
+    mask: Tensor | None  # additive, see `attend`
+    causal: bool  # rows see only themselves: no cache content is read
+
+
+class TextDecoder(nn.Module):
+    """Embedding, decoder layers, final norm and head."""
+
+    def __init__(self, cfg: TextConfig) -> None:
+        super().__init__()
+        self.cfg = cfg
+        self.embed_tokens = nn.Embedding(cfg.vocab_size, cfg.hidden_size)
+        self.layers = nn.ModuleList(
+            DecoderLayer(cfg, cfg.hidden_size, cfg.num_heads, cfg.intermediate_size)
+            for _ in range(cfg.num_layers))
+        self.norm = RmsNorm(cfg.hidden_size, cfg.rms_norm_eps)
+        self.lm_head = nn.Linear(cfg.hidden_size, cfg.vocab_size, bias=False)
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """Return (..., hidden) of integer ids."""
+        out: Tensor = self.embed_tokens(ids)
+        return out
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Return (..., vocab) of hidden states after the final norm."""
+        out: Tensor = self.lm_head(hidden)
+        return out
+
+    def _window(self, hidden: Tensor, cache: KVCache | None, start: int | Tensor,
+                attn_mask: Tensor | None) -> Window:
+        """Decide rows, mask and the causal fast path of one forward."""
+        rows, device = hidden.shape[1], hidden.device
+        group = self.cfg.num_heads // self.cfg.num_kv_heads
+        if isinstance(start, Tensor):
+            if cache is None:
+                raise ValueError('a start on the device needs a cache')
+            end, first = cache.capacity, 0
+            slots = start.view(1) + torch.arange(rows, device=device)
+            visible = torch.arange(end, device=device) <= slots[:, None]
+        else:
+            end, first, slots = start + rows, start, None
+            if cache is not None and end > cache.capacity:
+                raise ValueError(f'rows {start}..{end} exceed the cache of {cache.capacity}')
+            if start == 0 and attn_mask is None:
+                return Window(0, end, None, None, causal=True)
+            if rows == 1 and attn_mask is None:
+                return Window(start, end, None, None, causal=False)
+            position = torch.arange(end, device=device)
+            visible = position <= position[start:, None]
+        visible = visible[None, None]
+        if attn_mask is not None:
+            visible = visible & attn_mask
+        dtype = hidden.dtype if cache is None else cache.keys.dtype
+        return Window(first, end, slots, fold_mask(visible, group, dtype), causal=False)
+
+    def forward(self, hidden: Tensor, cos: Tensor, sin: Tensor, cache: KVCache | None = None,
+                start: int | Tensor = 0, visual_mask: Tensor | None = None,
+                deepstack: Sequence[Tensor] | None = None, attn_mask: Tensor | None = None,
+                taps: tuple[int, ...] = (), return_kv: bool = False) -> Any:
+        """
+        Run all layers over rows start .. start + S - 1.
+
+        hidden: (B, S, H). cos, sin: (S, d) or (B, S, d) fp32 of these rows.
+        cache: receives the keys and values of the rows; without one the rows are the whole
+        sequence (training, right padding needs no mask).
+        start: int, or a 0-d or 1-element int64 tensor on the device (fixed shapes, for graphs).
+        With start = 0 and no mask the rows see only themselves, whatever the cache holds.
+        visual_mask: (B, S) bool, rows that hold images; deepstack: features (.., T, H) in the
+        order of the mask's rows, added after layers 0, 1, ...
+        attn_mask: bool, broadcastable to (B, 1, S, keys), further restricts "keys at positions
+        <= the query's", keys being start + S, or the capacity when start is a tensor.
+        taps: layers whose output rows are wanted (residual stream, DeepStack included).
+
+        Returns (B, S, H) after the final norm; with taps, (hidden, [(B, S, H), ...]); with
+        return_kv also keys and values (L, B, kv_heads, S, d) of these rows, appended.
+        """
+        window = self._window(hidden, cache, start, attn_mask)
+        tapped: dict[int, Tensor] = {}
+        rows: list[tuple[Tensor, Tensor]] = []
+        for index, layer in enumerate(cast('list[DecoderLayer]', self.layers)):
+            q, k, v = layer.project(hidden, cos, sin)
+            if return_kv:
+                rows.append((k, v))
+            if cache is not None:
+                keys, values = cache.write(index, k, v, window)
+                if not window.causal:
+                    k, v = keys, values
+            hidden = layer.finish(hidden, attend(q, k, v, window.mask, window.causal))
+            if deepstack is not None and visual_mask is not None and index < len(deepstack):
+                hidden = add_visual(hidden, visual_mask, deepstack[index])
+            if index in taps:
+                tapped[index] = hidden
+        out: list[Any] = [self.norm(hidden)]
+        if taps:
+            out.append([tapped[index] for index in taps])
+        if return_kv:
+            out += [torch.stack(parts) for parts in zip(*rows)]
+        return out[0] if len(out) == 1 else tuple(out)
+
+
+def place_visual(hidden: Tensor, visual_mask: Tensor, features: Tensor) -> Tensor:
+    """Return hidden (B, S, H) with the masked rows replaced by features (.., T, H) in order."""
+    return hidden.masked_scatter(visual_mask[..., None], features.to(hidden.dtype))
+
+
+def add_visual(hidden: Tensor, visual_mask: Tensor, features: Tensor) -> Tensor:
+    """Return hidden (B, S, H) with features (.., T, H) added to the masked rows in order."""
+    return hidden + place_visual(torch.zeros_like(hidden), visual_mask, features)
