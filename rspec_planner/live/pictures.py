@@ -133,7 +133,7 @@ def draw_trajectory(view: np.ndarray, plan: Plan, rig: CameraRig, name: str,
     (left_px, left_z), (right_px, right_z) = (project(p, rig, name) for p in (left, right))
     shown = (left_z > NEAR_M) & (right_z > NEAR_M)
     # 1/16 pixel fixed point keeps far, thin slices smooth
-    edges = [np.round(np.clip(p * scale - 0.5, -8000, 8000) * 16).astype(np.int32)
+    edges = [np.round(np.clip((p + 0.5) * scale - 0.5, -8000, 8000) * 16).astype(np.int32)
              for p in (left_px, right_px)]
     overlay, mask = view.copy(), np.zeros(view.shape[:2], np.uint8)
     # far slices first, so that a bend never paints the far road over the near one
