@@ -1,0 +1,384 @@
+# Copyright 2026 rspec_planner authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""
+Parameters of the node: YAML values, checked against one JSON schema, read into frozen dataclasses.
+
+The schema is the only place that knows names, types, units and bounds; the YAML is the only place
+that holds values. Nothing here imports rclpy (parameter_handler.py does), so that the command
+line can check a parameter file without ROS.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+import difflib
+import functools
+import json
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import jsonschema
+import yaml
+
+from rspec_planner.errors import ConfigurationError
+from rspec_planner.transport import config_path
+
+NODE_NAME = 'rspec_planner'
+PARAMETER_FILE = 'rspec_planner.param.yaml'
+SCHEMA_FILE = 'rspec_planner.schema.json'
+
+#: names (or prefixes) that rclpy itself declares and that a file may hold beside ours
+_ROS_PARAMETERS = ('use_sim_time', 'start_type_description_service', 'qos_overrides')
+
+
+@dataclass(frozen=True)
+class ParameterField:
+    """One parameter as the schema describes it."""
+
+    name: str  # dotted, e.g. 'planning.rate_hz'
+    schema: Mapping[str, Any]
+    unit: str
+    description: str
+    runtime: bool  # may be set while the node runs; everything else is read-only
+
+    @property
+    def type_name(self) -> str:
+        """Return the YAML type, for example 'number' or 'array of string'."""
+        kind = str(self.schema['type'])
+        return f"array of {self.schema['items']['type']}" if kind == 'array' else kind
+
+    @property
+    def limits(self) -> str:
+        """Return the allowed values as one phrase, '' when anything of the type goes."""
+        rules = self.schema.get('items', self.schema)
+        if 'enum' in rules:
+            return ', '.join(f'`{value}`' for value in rules['enum'])
+        if 'minimum' in rules:
+            return f"{rules['minimum']} to {rules['maximum']}"
+        return ''
+
+    def problem(self, value: Any) -> str | None:
+        """Return what is wrong with a value as one clause, or None."""
+        if isinstance(value, tuple):
+            value = list(value)
+        if self.type_name == 'number' and type(value) is int:
+            return f"'{self.name}' is the integer {value}; write {value}.0"
+        errors = sorted(jsonschema.Draft7Validator(self.schema).iter_errors(value),
+                        key=lambda error: list(error.absolute_path))
+        if not errors:
+            return None
+        error = errors[0]
+        place = ''.join(f'[{step}]' for step in error.absolute_path)
+        limits = f' ({self.limits.replace("`", chr(39))})' if self.limits else ''
+        return (f"'{self.name}{place}' is {error.instance!r}; give {_article(self.type_name)}"
+                f'{limits}')
+
+
+def _article(type_name: str) -> str:
+    return f"{'an' if type_name[0] in 'aeiou' else 'a'} {type_name}"
+
+
+@functools.cache
+def load_schema() -> dict[str, Any]:
+    """Return the shipped JSON schema (draft-07) of the whole parameter file."""
+    path = config_path(SCHEMA_FILE)
+    schema: dict[str, Any] = json.loads(path.read_text(encoding='utf-8'))
+    jsonschema.Draft7Validator.check_schema(schema)
+    return schema
+
+
+def _walk(schema: Mapping[str, Any], prefix: str = '') -> Iterator[ParameterField]:
+    for key, entry in schema['properties'].items():
+        name = f'{prefix}{key}'
+        if entry['type'] == 'object':
+            yield from _walk(entry, f'{name}.')
+        else:
+            yield ParameterField(name, entry, entry['unit'], entry['description'],
+                                 bool(entry.get('runtime', False)))
+
+
+@functools.cache
+def schema_fields() -> Mapping[str, ParameterField]:
+    """Return every parameter by dotted name, in the order of the schema."""
+    body = load_schema()['definitions'][NODE_NAME]
+    return {field.name: field for field in _walk(body)}
+
+
+def is_ros_parameter(name: str) -> bool:
+    """Return whether rclpy declares this parameter itself."""
+    return name.split('.')[0] in _ROS_PARAMETERS
+
+
+def unknown_parameter(name: str, source: str) -> str:
+    """Return the line for a key that nothing declares: key, file and nearest valid key."""
+    leaves = {field.rsplit('.', 1)[-1]: field for field in schema_fields()}
+    near = difflib.get_close_matches(name, schema_fields(), n=1, cutoff=0.6)
+    # A right key in the wrong group is far away as a whole string; compare the last part too.
+    near = near or [leaves[leaf] for leaf in difflib.get_close_matches(
+        name.rsplit('.', 1)[-1], leaves, n=1, cutoff=0.6)]
+    remedy = f"did you mean '{near[0]}'?" if near else \
+        f'remove it; valid keys are in {SCHEMA_FILE}'
+    return f"unknown parameter '{name}' in {source}; {remedy}"
+
+
+def value_problems(values: Mapping[str, Any], source: str) -> list[str]:
+    """Return one clause for each unknown key and each value outside its type or bounds."""
+    problems = []
+    for name, value in values.items():
+        field = schema_fields().get(name)
+        if field is None:
+            if not is_ros_parameter(name):
+                problems.append(unknown_parameter(name, source))
+            continue
+        problem = field.problem(value)
+        if problem:
+            problems.append(f'{problem} (in {source})')
+    return problems
+
+
+def missing_problems(names: Iterable[str], source: str) -> list[str]:
+    """Return one clause for each schema key that `names` lacks."""
+    present = set(names)
+    return [f"parameter '{name}' is missing in {source}; copy it from {PARAMETER_FILE}"
+            for name in schema_fields() if name not in present]
+
+
+def _flatten(tree: Mapping[str, Any], prefix: str = '') -> Iterator[tuple[str, Any]]:
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from _flatten(value, f'{prefix}{key}.')
+        else:
+            yield f'{prefix}{key}', value
+
+
+def _sections(tree: Mapping[str, Any], path: str = '') -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield (node name pattern, parameters); namespaces may be nested or joined by slashes."""
+    for key, value in tree.items():
+        if key == 'ros__parameters':
+            yield path, value or {}
+        elif isinstance(value, Mapping):
+            yield from _sections(value, f'{path}/{key}'.replace('//', '/'))
+
+
+def read_parameter_file(path: str | Path, *, node_name: str = NODE_NAME) -> dict[str, Any]:
+    """
+    Return the values that a ROS parameter file holds for this node, by dotted name.
+
+    Nothing is checked but the file's form; sections of other nodes are left out. Raises
+    ConfigurationError for a file that is missing, no YAML, or without `ros__parameters`.
+    """
+    try:
+        tree = yaml.safe_load(Path(path).read_text(encoding='utf-8'))
+    except OSError as error:
+        raise ConfigurationError(
+            f"parameter file '{path}' cannot be read ({error.strerror}); check the path") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        line = ' '.join(str(error).split())
+        raise ConfigurationError(f"parameter file '{path}' is not YAML: {line}") from None
+    sections = list(_sections(tree)) if isinstance(tree, Mapping) else []
+    if not sections:
+        raise ConfigurationError(f"parameter file '{path}' has no '/**: ros__parameters:' "
+                                 f'section; start from {PARAMETER_FILE}')
+    values: dict[str, Any] = {}
+    for pattern, body in sections:
+        if pattern.rsplit('/', 1)[-1] in ('**', '*', node_name):
+            values.update(_flatten(body))
+    return values
+
+
+def load_yaml_parameters(path: str | Path, *, partial: bool = False,
+                         node_name: str = NODE_NAME) -> dict[str, Any]:
+    """
+    Return the checked values of a parameter file, by dotted name.
+
+    With `partial` keys may be missing (a file that overrides a few values of another one).
+    Raises ConfigurationError with every problem on one line.
+    """
+    values = read_parameter_file(path, node_name=node_name)
+    problems = value_problems(values, str(path))
+    if not partial:
+        problems += missing_problems(values, str(path))
+    raise_problems(problems)
+    return values
+
+
+def raise_problems(problems: Sequence[str]) -> None:
+    """Raise ConfigurationError that lists all problems on one line; return when none."""
+    if problems:
+        raise ConfigurationError('; '.join(problems))
+
+
+def parameter_files(arguments: Sequence[str]) -> list[Path]:
+    """Return the files named by `--params-file` on a ROS command line, in order."""
+    return [Path(arguments[i + 1]) for i, argument in enumerate(arguments[:-1])
+            if argument == '--params-file']
+
+
+def parameter_table() -> str:
+    """Return the README table of all parameters in Markdown, with the shipped values."""
+    shipped = read_parameter_file(config_path(PARAMETER_FILE))
+    lines = ['| Parameter | Type | Shipped | Unit | Allowed | Runtime | Meaning |',
+             '|---|---|---|---|---|---|---|']
+    for field in schema_fields().values():
+        value = json.dumps(shipped.get(field.name)).replace('"', '')
+        lines.append(f"| `{field.name}` | {field.type_name} | `{value}` | {field.unit} "
+                     f"| {field.limits or '-'} | {'yes' if field.runtime else 'no'} "
+                     f'| {field.description} |')
+    return '\n'.join(lines) + '\n'
+
+
+@dataclass(frozen=True)
+class ModelParameters:
+    """The target that reasons and plans."""
+
+    checkpoint: str
+    device: str
+    seed: int
+    vision_cache: bool
+
+
+@dataclass(frozen=True)
+class CameraParameters:
+    """Cameras in the order of ~/input/image0, image1, ..."""
+
+    ids: tuple[int, ...]
+    transport: tuple[str, ...]  # 'raw', 'compressed' or 'auto', one per id
+
+    def __post_init__(self) -> None:
+        problems = []
+        if list(self.ids) != sorted(self.ids):
+            problems.append(f"'cameras.ids' {list(self.ids)} is not ascending; sort it")
+        if len(self.transport) != len(self.ids):
+            problems.append(f"'cameras.transport' has {len(self.transport)} entries for "
+                            f"{len(self.ids)} 'cameras.ids'; give one per camera")
+        raise_problems(problems)
+
+
+@dataclass(frozen=True)
+class SyncParameters:
+    """How inputs are chosen by time around t0."""
+
+    anchor_camera: int
+    image_tolerance_ms: float
+    image_wait_ms: float
+    odometry_wait_ms: float
+    odometry_max_gap_ms: float
+    max_input_age_ms: float
+
+
+@dataclass(frozen=True)
+class PlanningParameters:
+    """How often and how finely to plan."""
+
+    rate_hz: float
+    num_samples: int
+    flow_steps: int
+    max_reasoning_tokens: int
+
+
+@dataclass(frozen=True)
+class DeadlineParameters:
+    """What happens when a plan comes late."""
+
+    budget_ms: float
+    max_pipeline_latency_ms: float
+    on_miss: str  # 'skip' or 'last_valid'
+
+    def __post_init__(self) -> None:
+        if self.budget_ms > self.max_pipeline_latency_ms:
+            raise ConfigurationError(
+                f"'deadline.budget_ms' {self.budget_ms:g} exceeds "
+                f"'deadline.max_pipeline_latency_ms' {self.max_pipeline_latency_ms:g}; lower it")
+
+
+@dataclass(frozen=True)
+class OutputParameters:
+    """What is published."""
+
+    message_set: str  # 'common' or 'autoware'
+    frame: str  # 'odometry' or 'base_link'
+
+
+@dataclass(frozen=True)
+class VehicleParameters:
+    """Footprint for the markers, from the rear-axle centre."""
+
+    length_m: float
+    width_m: float
+    rear_overhang_m: float
+
+    def __post_init__(self) -> None:
+        if self.rear_overhang_m >= self.length_m:
+            raise ConfigurationError(
+                f"'vehicle.rear_overhang_m' {self.rear_overhang_m:g} is not below "
+                f"'vehicle.length_m' {self.length_m:g}; measure from the rear axle")
+
+
+@dataclass(frozen=True)
+class DebugParameters:
+    """Topics for people and tools."""
+
+    marker: bool
+    stage_times: bool
+
+
+@dataclass(frozen=True)
+class NodeParameters:
+    """Everything that the YAML decides; swapped as a whole between two cycles."""
+
+    autostart: bool
+    model: ModelParameters
+    cameras: CameraParameters
+    sync: SyncParameters
+    planning: PlanningParameters
+    deadline: DeadlineParameters
+    output: OutputParameters
+    vehicle: VehicleParameters
+    debug: DebugParameters
+
+    def __post_init__(self) -> None:
+        if self.sync.anchor_camera not in self.cameras.ids:
+            raise ConfigurationError(
+                f"'sync.anchor_camera' {self.sync.anchor_camera} is not one of 'cameras.ids' "
+                f'{list(self.cameras.ids)}; choose one of them')
+
+    @staticmethod
+    def from_values(values: Mapping[str, Any]) -> NodeParameters:
+        """Build from dotted names; raises ConfigurationError with all cross-field problems."""
+        problems: list[str] = []
+        built = _build(NodeParameters, values, '', problems)
+        raise_problems(problems)
+        result: NodeParameters = built
+        return result
+
+
+def _build(cls: Any, values: Mapping[str, Any], prefix: str, problems: list[str]) -> Any:
+    """Fill a dataclass from dotted names, collecting what the groups complain about."""
+    hints = get_type_hints(cls)
+    content: dict[str, Any] = {}
+    for field in fields(cls):
+        name = f'{prefix}{field.name}'
+        if is_dataclass(hints[field.name]):
+            content[field.name] = _build(hints[field.name], values, f'{name}.', problems)
+        else:
+            value = values[name]
+            content[field.name] = tuple(value) if isinstance(value, (list, tuple)) else value
+    if any(value is None for value in content.values()):
+        return None
+    try:
+        return cls(**content)
+    except ConfigurationError as error:
+        problems.append(str(error))
+        return None

@@ -1,0 +1,258 @@
+# Copyright 2026 rspec_planner authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""
+Messages to arrays and back; every conversion between ROS and the planner happens here.
+
+Arrays are RGB, metres, radians, seconds; stamps are integer nanoseconds. Uses only the common
+message packages, and tf2 messages not at all (a TransformStamped is a geometry message).
+"""
+
+from __future__ import annotations
+
+import array
+from dataclasses import dataclass
+from typing import Any
+
+from builtin_interfaces.msg import Duration, Time
+import cv2
+from geometry_msgs.msg import (
+    Point,
+    Pose,
+    PoseStamped,
+    Quaternion,
+    Transform,
+    TransformStamped,
+    Twist,
+    Vector3,
+)
+from nav_msgs.msg import Odometry, Path
+import numpy as np
+from numpy.typing import NDArray
+from sensor_msgs.msg import CameraInfo, CompressedImage, Image
+from std_msgs.msg import Header
+from trajectory_msgs.msg import MultiDOFJointTrajectory, MultiDOFJointTrajectoryPoint
+
+from rspec_planner.errors import InputError
+from rspec_planner.planner.images import decode_compressed, decode_image
+from rspec_planner.planner.plan import Plan, STEP_NS
+
+Floats = NDArray[np.float64]
+BASE_FRAME = 'base_link'
+_NS = 1_000_000_000
+
+
+def stamp_to_ns(stamp: Any) -> int:
+    """Return a Time or Duration message as integer nanoseconds."""
+    return int(stamp.sec) * _NS + int(stamp.nanosec)
+
+
+def ns_to_stamp(stamp_ns: int) -> Time:
+    """Return integer nanoseconds as a Time message; floats would lose 1 ns at 4.3 s."""
+    seconds, nanoseconds = divmod(int(stamp_ns), _NS)
+    return Time(sec=seconds, nanosec=nanoseconds)
+
+
+def ns_to_duration(duration_ns: int) -> Duration:
+    """Return integer nanoseconds as a Duration message."""
+    seconds, nanoseconds = divmod(int(duration_ns), _NS)
+    return Duration(sec=seconds, nanosec=nanoseconds)
+
+
+def make_header(stamp_ns: int, frame_id: str) -> Header:
+    """Return a header."""
+    return Header(stamp=ns_to_stamp(stamp_ns), frame_id=frame_id)
+
+
+def image_array(message: Image | CompressedImage) -> NDArray[np.uint8]:
+    """
+    Return the pixels of an image message as (H, W, 3) uint8 RGB.
+
+    Raises InputError naming the encoding, step or size that cannot be read.
+    """
+    if isinstance(message, CompressedImage):
+        return decode_compressed(memoryview(message.data))
+    return decode_image(message.encoding, message.height, message.width, message.step,
+                        memoryview(message.data))
+
+
+@dataclass(frozen=True)
+class OdometrySample:
+    """One odometry message: where the rear axle was, and how fast along its own x axis."""
+
+    stamp_ns: int
+    position: Floats  # (3,) metres, in frame_id
+    quaternion_xyzw: Floats  # (4,) as received, not normalised
+    speed_mps: float  # longitudinal, in child_frame_id
+    frame_id: str
+    child_frame_id: str
+
+
+def odometry_sample(message: Odometry) -> OdometrySample:
+    """Return the fields of an odometry message; values are not judged here."""
+    pose = message.pose.pose
+    return OdometrySample(
+        stamp_ns=stamp_to_ns(message.header.stamp),
+        position=np.array([pose.position.x, pose.position.y, pose.position.z]),
+        quaternion_xyzw=np.array([pose.orientation.x, pose.orientation.y,
+                                  pose.orientation.z, pose.orientation.w]),
+        speed_mps=message.twist.twist.linear.x,
+        frame_id=message.header.frame_id, child_frame_id=message.child_frame_id)
+
+
+def quaternions_of(rotations: Floats) -> Floats:
+    """
+    Return unit quaternions (n, 4) x, y, z, w of rotation matrices (n, 3, 3), w not negative.
+
+    Each of the four squared components is computed and the largest one divides, so that no
+    rotation (not even half a turn) divides by nearly zero.
+    """
+    m = np.asarray(rotations, dtype=np.float64)
+    xx, yy, zz = m[:, 0, 0], m[:, 1, 1], m[:, 2, 2]
+    squares = np.stack([1 + xx - yy - zz, 1 - xx + yy - zz, 1 - xx - yy + zz,
+                        1 + xx + yy + zz], axis=1)
+    xy, xz, yz = m[:, 0, 1] + m[:, 1, 0], m[:, 0, 2] + m[:, 2, 0], m[:, 1, 2] + m[:, 2, 1]
+    wx, wy, wz = m[:, 2, 1] - m[:, 1, 2], m[:, 0, 2] - m[:, 2, 0], m[:, 1, 0] - m[:, 0, 1]
+    rows = np.stack([np.stack([squares[:, 0], xy, xz, wx], axis=1),
+                     np.stack([xy, squares[:, 1], yz, wy], axis=1),
+                     np.stack([xz, yz, squares[:, 2], wz], axis=1),
+                     np.stack([wx, wy, wz, squares[:, 3]], axis=1)], axis=1)
+    best = rows[np.arange(len(m)), np.argmax(squares, axis=1)]
+    unit = best / np.linalg.norm(best, axis=1, keepdims=True)
+    upright: Floats = np.where(unit[:, 3:] < 0, -unit, unit)
+    return upright
+
+
+def local_matrices(poses: Floats) -> Floats:
+    """Return (n, 4, 4) homogeneous matrices of (n, 4) rows x, y, z, yaw."""
+    matrices = np.tile(np.eye(4), (len(poses), 1, 1))
+    cosine, sine = np.cos(poses[:, 3]), np.sin(poses[:, 3])
+    matrices[:, 0, 0], matrices[:, 0, 1] = cosine, -sine
+    matrices[:, 1, 0], matrices[:, 1, 1] = sine, cosine
+    matrices[:, :3, 3] = poses[:, :3]
+    return matrices
+
+
+def published_poses(plan: Plan, poses: Floats, frame: str) -> tuple[str, Floats]:
+    """
+    Return frame id and (n, 4, 4) matrices of ego-frame `poses` (n, 4) in the published frame.
+
+    `frame` is 'odometry' (moved by the ego pose at t0, never by a later one) or 'base_link'.
+    """
+    local = local_matrices(poses)
+    if frame == BASE_FRAME:
+        return BASE_FRAME, local
+    return plan.odometry_frame, plan.ego_pose_at_t0[None] @ local
+
+
+def pose_messages(matrices: Floats) -> list[Pose]:
+    """Return Pose messages of (n, 4, 4) matrices."""
+    return [Pose(position=Point(x=x, y=y, z=z),
+                 orientation=Quaternion(x=qx, y=qy, z=qz, w=qw))
+            for (x, y, z), (qx, qy, qz, qw) in zip(
+                matrices[:, :3, 3].tolist(), quaternions_of(matrices[:, :3, :3]).tolist())]
+
+
+def plan_path(plan: Plan, frame: str) -> Path:
+    """Return the plan as a Path; each pose carries the time at which it is reached."""
+    frame_id, matrices = published_poses(plan, plan.poses, frame)
+    path = Path(header=make_header(plan.t0_ns, frame_id))
+    path.poses = [PoseStamped(header=make_header(plan.t0_ns + i * STEP_NS, frame_id), pose=pose)
+                  for i, pose in enumerate(pose_messages(matrices))]
+    return path
+
+
+def plan_trajectory(plan: Plan, frame: str) -> MultiDOFJointTrajectory:
+    """
+    Return the plan as 65 points with speeds, stamped t0; point 0 is the ego at t0.
+
+    Transforms are in the header's frame. Velocities and accelerations are those of the vehicle
+    along its own axes: linear.x is speed and its rate, angular.z is speed times curvature.
+    """
+    frame_id, matrices = published_poses(plan, plan.poses, frame)
+    heading_rates = plan.speeds * plan.curvatures
+    message = MultiDOFJointTrajectory(header=make_header(plan.t0_ns, frame_id),
+                                      joint_names=[BASE_FRAME])
+    message.points = [
+        MultiDOFJointTrajectoryPoint(
+            transforms=[Transform(
+                translation=Vector3(x=pose.position.x, y=pose.position.y, z=pose.position.z),
+                rotation=pose.orientation)],
+            velocities=[Twist(linear=Vector3(x=float(plan.speeds[i])),
+                              angular=Vector3(z=float(heading_rates[i])))],
+            accelerations=[Twist(linear=Vector3(x=float(plan.accelerations[i])))],
+            time_from_start=ns_to_duration(i * STEP_NS))
+        for i, pose in enumerate(pose_messages(matrices))]
+    return message
+
+
+def image_message(image: NDArray[np.uint8], stamp_ns: int, frame_id: str,
+                  encoding: str = 'rgb8') -> Image:
+    """Return (H, W, 3) uint8 RGB as an Image; encodings rgb8, bgr8, mono8."""
+    if encoding == 'bgr8':
+        image = image[..., ::-1]
+    elif encoding == 'mono8':
+        image = np.asarray(cv2.cvtColor(image, cv2.COLOR_RGB2GRAY), dtype=np.uint8)
+    elif encoding != 'rgb8':
+        raise InputError(f"image encoding '{encoding}' cannot be written; "
+                         'use rgb8, bgr8 or mono8')
+    height, width = image.shape[:2]
+    # An array of bytes passes through the setter; a list would take 80 ms for 1.7 MB.
+    return Image(header=make_header(stamp_ns, frame_id), height=height, width=width,
+                 encoding=encoding, step=image.nbytes // height,
+                 data=array.array('B', np.ascontiguousarray(image).tobytes()))
+
+
+def compressed_image_message(image: NDArray[np.uint8], stamp_ns: int, frame_id: str,
+                             kind: str = 'jpeg', quality: int = 90) -> CompressedImage:
+    """Return (H, W, 3) uint8 RGB as a CompressedImage; kinds jpeg and png."""
+    if kind not in ('jpeg', 'png'):
+        raise InputError(f"compression '{kind}' cannot be written; use jpeg or png")
+    options = [cv2.IMWRITE_JPEG_QUALITY, quality] if kind == 'jpeg' else []
+    # OpenCV writes BGR arrays.
+    good, data = cv2.imencode(f'.{kind}', np.ascontiguousarray(image[..., ::-1]), options)
+    if not good:
+        raise InputError(f'image {image.shape} cannot be written as {kind}; check its size')
+    return CompressedImage(header=make_header(stamp_ns, frame_id),
+                           format=f'rgb8; {kind} compressed bgr8',
+                           data=array.array('B', data.tobytes()))
+
+
+def camera_info_message(intrinsics: Floats, width: int, height: int, stamp_ns: int,
+                        frame_id: str) -> CameraInfo:
+    """Return an undistorted pinhole CameraInfo of `intrinsics` (3, 3)."""
+    projection = np.hstack([intrinsics, np.zeros((3, 1))])
+    return CameraInfo(header=make_header(stamp_ns, frame_id), width=width, height=height,
+                      distortion_model='plumb_bob', d=[0.0] * 5,
+                      k=np.asarray(intrinsics, dtype=np.float64).reshape(-1),
+                      r=np.eye(3).reshape(-1), p=projection.reshape(-1))
+
+
+def odometry_message(stamp_ns: int, pose: Floats, speed_mps: float, heading_rate_rps: float = 0.0,
+                     frame_id: str = 'map', child_frame_id: str = BASE_FRAME) -> Odometry:
+    """Return odometry of `pose` (4, 4), the rear axle in `frame_id`; twist in the ego frame."""
+    message = Odometry(header=make_header(stamp_ns, frame_id), child_frame_id=child_frame_id)
+    message.pose.pose = pose_messages(np.asarray(pose, dtype=np.float64)[None])[0]
+    message.twist.twist.linear.x = float(speed_mps)
+    message.twist.twist.angular.z = float(heading_rate_rps)
+    return message
+
+
+def transform_message(stamp_ns: int, pose: Floats, frame_id: str,
+                      child_frame_id: str) -> TransformStamped:
+    """Return the transform frame_id <- child_frame_id of `pose` (4, 4)."""
+    made = pose_messages(np.asarray(pose, dtype=np.float64)[None])[0]
+    return TransformStamped(
+        header=make_header(stamp_ns, frame_id), child_frame_id=child_frame_id,
+        transform=Transform(translation=Vector3(x=made.position.x, y=made.position.y,
+                                                z=made.position.z), rotation=made.orientation))
