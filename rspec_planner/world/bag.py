@@ -146,8 +146,12 @@ class BagWriter:
     def write(self, topic: str, stamp_ns: int, content: Any) -> None:
         """Append one message at a log time; the topic must have been added."""
         connection = self._topics[topic]
-        self._writer.write(connection, stamp_ns,
-                           TYPES.serialize_cdr(content, connection.msgtype))
+        self.write_serialized(topic, stamp_ns,
+                              TYPES.serialize_cdr(content, connection.msgtype))
+
+    def write_serialized(self, topic: str, stamp_ns: int, data: bytes | memoryview) -> None:
+        """Append one message that is already CDR; the topic must have been added."""
+        self._writer.write(self._topics[topic], stamp_ns, data)
         self.messages += 1
 
 
@@ -215,6 +219,25 @@ class BagReader:
             for connection, log_ns, data in self._reader.messages(connections=chosen):
                 yield BagMessage(connection.topic, log_ns,
                                  self._reader.deserialize(data, connection.msgtype))
+        except (*_DAMAGE, OSError) as error:
+            raise _damaged(self.path, error) from None
+
+    def latched_topics(self) -> frozenset[str]:
+        """Return the topics that were offered transient local, such as /tf_static."""
+        return frozenset(
+            connection.topic for connection in self._reader.connections
+            for qos in getattr(connection.ext, 'offered_qos_profiles', [])
+            if qos.durability == QosDurability.TRANSIENT_LOCAL)
+
+    def read_serialized(self, topics: tuple[str, ...]) -> Iterator[tuple[str, int, bytes]]:
+        """Yield (topic, log time, CDR) of some topics by log time, without decoding."""
+        chosen = [connection for connection in self._reader.connections
+                  if connection.topic in topics]
+        if not chosen:
+            return
+        try:
+            for connection, log_ns, data in self._reader.messages(connections=chosen):
+                yield connection.topic, log_ns, bytes(data)
         except (*_DAMAGE, OSError) as error:
             raise _damaged(self.path, error) from None
 
