@@ -1,0 +1,401 @@
+# Copyright 2026 rspec_planner authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""
+Time-bounded buffers of camera frames and odometry, and the choice of one Observation by time.
+
+Adding stores references only; decoding and resizing happen on selection, once per frame. Adding
+and selecting may run in different threads, selecting in one at a time. Whatever cannot be used
+becomes a Skip with a name from SKIP_REASONS; nothing is replaced by a guess.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from threading import Lock
+from typing import Generic, TypeVar
+
+import cv2
+import numpy as np
+from numpy.typing import NDArray
+
+from rspec_planner.errors import ConfigurationError
+from rspec_planner.model.config import ProfileConfig
+from rspec_planner.planner.history import (
+    history_stamps,
+    resample_poses,
+    rotation_matrices,
+    to_local,
+)
+from rspec_planner.planner.observation import Observation
+
+ImageSource = NDArray[np.uint8] | Callable[[], NDArray[np.uint8]]
+
+SKIP_REASONS = (
+    'stamp_invalid', 'input_too_old', 'camera_missing', 'image_out_of_tolerance',
+    'image_decode_failed', 'image_wrong_size', 'odometry_missing', 'odometry_not_finite',
+    'odometry_frame_changed', 'odometry_gap', 'history_short',
+)
+
+_MS = 1_000_000
+_SECOND = 1_000_000_000
+
+
+@dataclass(frozen=True)
+class Skip:
+    """Why no Observation could be made; `detail` names the input, the value and the limit."""
+
+    reason: str  # one of SKIP_REASONS
+    detail: str
+
+
+@dataclass(frozen=True)
+class SelectionLimits:
+    """How far inputs may be from the ideal stamps."""
+
+    image_tolerance_ms: float = 50.0
+    odometry_max_gap_ms: float = 100.0
+    odometry_max_extrapolation_ms: float = 20.0  # at constant speed along the heading
+    max_input_age_ms: float = 300.0
+    aspect_tolerance: float = 0.02  # relative difference of width / height from the model's
+    image_window_s: float = 2.0
+    odometry_window_s: float = 3.0
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if not np.isfinite(value) or value < 0:
+                raise ConfigurationError(f'{name}: {value}, must be finite and not negative')
+
+
+class _Refused(Exception):
+    """Carries a Skip out of the selection."""
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(reason)
+        self.skip = Skip(reason, detail)
+
+
+@dataclass
+class _Frame:
+    """One camera frame; `decoded` is filled on first use and then replaces the source."""
+
+    source: ImageSource | None
+    decoded: NDArray[np.uint8] | None = None
+
+
+@dataclass(frozen=True)
+class _Pose:
+    """One odometry sample: x y z, quaternion x y z w, speed."""
+
+    values: tuple[float, ...]  # (8,)
+    frame_id: str
+
+
+T = TypeVar('T')
+
+
+class _Timeline(Generic[T]):
+    """Entries sorted by stamp, the newest `window_ns` of them."""
+
+    def __init__(self, window_s: float) -> None:
+        self._window_ns = int(window_s * _SECOND)
+        self.stamps: list[int] = []
+        self.entries: list[T] = []
+
+    def insert(self, stamp_ns: int, entry: T) -> bool:
+        """Insert in order; False for a duplicate stamp, whose first entry stays."""
+        if self.stamps and stamp_ns < self.stamps[-1] - self._window_ns:
+            # The source restarted, or one stamp had been far in the future.
+            self.clear()
+        index = bisect_left(self.stamps, stamp_ns)
+        if index < len(self.stamps) and self.stamps[index] == stamp_ns:
+            return False
+        self.stamps.insert(index, stamp_ns)
+        self.entries.insert(index, entry)
+        old = bisect_left(self.stamps, self.stamps[-1] - self._window_ns)
+        del self.stamps[:old], self.entries[:old]
+        return True
+
+    def nearest(self, stamp_ns: int) -> int:
+        """Return the index of the entry nearest to `stamp_ns`; of two equals the older one."""
+        right = min(bisect_left(self.stamps, stamp_ns), len(self.stamps) - 1)
+        left = max(right - 1, 0)
+        closer = abs(self.stamps[left] - stamp_ns) <= abs(self.stamps[right] - stamp_ns)
+        return left if closer else right
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self.stamps.clear()
+        self.entries.clear()
+
+
+class ObservationBuffer:
+    """Collects inputs as they come and selects what belongs to one t0."""
+
+    def __init__(self, profile: ProfileConfig, limits: SelectionLimits | None = None) -> None:
+        self._cameras = profile.cameras
+        self._num_poses = profile.history.num_poses
+        self._limits = limits or SelectionLimits()
+        self._lock = Lock()
+        self._frames = {name: _Timeline[_Frame](self._limits.image_window_s)
+                        for name in profile.cameras.names}
+        self._poses = _Timeline[_Pose](self._limits.odometry_window_s)
+        self._bad_poses = _Timeline[str](self._limits.odometry_window_s)
+        self._bad_stamps: dict[str, int] = {}
+        self._navigation_text = ''
+        self._cleared = ''
+        #: inputs that were not stored, by reason: 'duplicate_stamp', 'stamp_invalid', ...
+        self.dropped: Counter[str] = Counter()
+
+    def add_image(self, camera: str, stamp_ns: int, image: ImageSource) -> None:
+        """
+        Store a frame: (H, W, 3) uint8 RGB, or a callable that returns it on first use.
+
+        An array is kept by reference and must not be written to afterwards.
+        """
+        if camera not in self._frames:
+            raise ConfigurationError(
+                f'camera {camera!r} is not in the profile; it has {", ".join(self._frames)}')
+        with self._lock:
+            if self._stamp_is_valid(camera, stamp_ns):
+                self._store(self._frames[camera], stamp_ns, _Frame(image))
+
+    def add_pose(self, stamp_ns: int, position: Sequence[float] | NDArray[np.float64],
+                 quaternion_xyzw: Sequence[float] | NDArray[np.float64], speed_mps: float,
+                 frame_id: str) -> None:
+        """
+        Store one odometry sample: position (3,) m and rotation of the ego in `frame_id`.
+
+        A sample with a value that is not finite, or without a rotation, is kept as a named
+        fault: every t0 whose history it touches is skipped.
+        """
+        values = (*map(float, position), *map(float, quaternion_xyzw), float(speed_mps))
+        fault = _pose_fault(values)
+        with self._lock:
+            if not self._stamp_is_valid('odometry', stamp_ns):
+                return
+            if fault:
+                self.dropped['odometry_not_finite'] += 1
+                self._bad_poses.insert(stamp_ns, fault)
+            else:
+                self._store(self._poses, stamp_ns, _Pose(values, frame_id))
+
+    def set_navigation_text(self, text: str) -> None:
+        """Set the text that later observations carry; '' for none."""
+        with self._lock:
+            self._navigation_text = text.strip()
+
+    def clear(self, reason: str) -> None:
+        """Forget frames and poses, for example after a clock jump; `reason` explains skips."""
+        with self._lock:
+            for frames in self._frames.values():
+                frames.clear()
+            self._poses.clear()
+            self._bad_poses.clear()
+            self._bad_stamps.clear()
+            self._cleared = reason
+
+    def newest_stamp_ns(self, name: str) -> int | None:
+        """Return the newest stamp of a camera or of 'odometry', None before the first."""
+        timeline = self._poses if name == 'odometry' else self._frames[name]
+        with self._lock:
+            return timeline.stamps[-1] if timeline.stamps else None
+
+    def select(self, t0_ns: int, now_ns: int | None = None) -> Observation | Skip:
+        """
+        Return the Observation at `t0_ns`, or why there is none.
+
+        With `now_ns` (same clock as the stamps) an old t0 is refused too.
+        """
+        try:
+            self._check_age(t0_ns, now_ns)
+            with self._lock:
+                chosen = {name: self._choose(name, t0_ns) for name in self._cameras.names}
+                text = self._navigation_text
+                pose, local, speed, frame_id = self._ego(t0_ns)
+                ages = {name: (t0_ns - stamps[-1]) / _MS for name, (stamps, _) in chosen.items()}
+                ages['odometry'] = (t0_ns - self._poses.stamps[-1]) / _MS
+            images = np.stack([[self._decoded(name, frame) for frame in frames]
+                               for name, (_, frames) in chosen.items()])
+        except _Refused as refused:
+            return refused.skip
+        stamps = np.array([stamps for stamps, _ in chosen.values()], dtype=np.int64)
+        return Observation(
+            t0_ns=t0_ns, camera_names=self._cameras.names, images=images,
+            image_stamps_ns=stamps, ego_poses=local, ego_pose_at_t0=pose,
+            odometry_frame=frame_id, speed_mps=speed, navigation_text=text, ages_ms=ages)
+
+    def _stamp_is_valid(self, name: str, stamp_ns: int) -> bool:
+        if stamp_ns > 0:
+            self._bad_stamps.pop(name, None)
+            return True
+        self._bad_stamps[name] = stamp_ns
+        self.dropped['stamp_invalid'] += 1
+        return False
+
+    def _store(self, timeline: _Timeline[T], stamp_ns: int, entry: T) -> None:
+        if not timeline.insert(stamp_ns, entry):
+            self.dropped['duplicate_stamp'] += 1
+
+    def _check_age(self, t0_ns: int, now_ns: int | None) -> None:
+        if t0_ns <= 0:
+            raise _Refused('stamp_invalid', f't0: stamp {t0_ns} ns, must be positive; '
+                           'fill header.stamp of the anchor camera')
+        age_ms = (now_ns - t0_ns) / _MS if now_ns is not None else 0.0
+        if age_ms > self._limits.max_input_age_ms:
+            raise _Refused('input_too_old', f't0 is {age_ms:.1f} ms old, limit '
+                           f'{self._limits.max_input_age_ms:.1f} ms')
+
+    def _refuse_missing(self, name: str, reason: str, noun: str) -> _Refused:
+        """Return the refusal of an input without any usable entry."""
+        if name in self._bad_stamps:
+            return _Refused('stamp_invalid', f'{noun}: stamp {self._bad_stamps[name]} ns, must '
+                            'be positive; fill header.stamp')
+        since = f' since reset: {self._cleared}' if self._cleared else ''
+        return _Refused(reason, f'{noun}: nothing received{since}; check the topic and its QoS')
+
+    def _choose(self, camera: str, t0_ns: int) -> tuple[list[int], list[_Frame]]:
+        """Return stamps and frames nearest to t0-0.3 ... t0 of one camera."""
+        timeline = self._frames[camera]
+        if not timeline.stamps:
+            raise self._refuse_missing(camera, 'camera_missing', f'camera {camera}')
+        stamps, frames = [], []
+        for target in history_stamps(t0_ns, self._cameras.frames).tolist():
+            index = timeline.nearest(target)
+            off_ms = abs(timeline.stamps[index] - target) / _MS
+            if off_ms > self._limits.image_tolerance_ms:
+                raise _Refused('image_out_of_tolerance', f'camera {camera}: nearest frame to '
+                               f't0-{(t0_ns - target) / _SECOND:.1f} s is {off_ms:.1f} ms away, '
+                               f'limit {self._limits.image_tolerance_ms:.1f} ms')
+            stamps.append(timeline.stamps[index])
+            frames.append(timeline.entries[index])
+        return stamps, frames
+
+    def _decoded(self, camera: str, frame: _Frame) -> NDArray[np.uint8]:
+        """Return the frame at the model's size, decoding it on first use."""
+        if frame.decoded is not None:
+            return frame.decoded
+        try:
+            image = frame.source() if callable(frame.source) else frame.source
+        except Exception as error:  # any decoder, any fault: it becomes a named skip
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise _Refused('image_decode_failed', f'camera {camera}: {reason}') from error
+        frame.decoded = self._fit(camera, image)
+        frame.source = None
+        return frame.decoded
+
+    def _fit(self, camera: str, image: NDArray[np.uint8] | None) -> NDArray[np.uint8]:
+        """
+        Resize to the model's size with pixel-area averaging (cv2.INTER_AREA, no aliasing).
+
+        Another aspect ratio would change what angles mean, so it is refused.
+        """
+        height, width = self._cameras.height, self._cameras.width
+        if image is None or image.ndim != 3 or image.shape[2] != 3 or image.dtype != np.uint8:
+            found = 'nothing' if image is None else f'{image.dtype} {image.shape}'
+            raise _Refused('image_decode_failed', f'camera {camera}: decoded to {found}, '
+                           'expected uint8 (height, width, 3) RGB')
+        if image.shape[:2] == (height, width):
+            return image
+        rows, cols = image.shape[:2]
+        ratio = (cols / rows) / (width / height) if rows and cols else 0.0
+        if abs(ratio - 1.0) > self._limits.aspect_tolerance:
+            raise _Refused('image_wrong_size', f'camera {camera}: {cols}x{rows} pixels, '
+                           f'expected the aspect ratio of {width}x{height}; crop upstream')
+        resized = cv2.resize(image, (width, height), interpolation=cv2.INTER_AREA)
+        return np.asarray(resized, dtype=np.uint8)
+
+    def _ego(self, t0_ns: int) -> tuple[NDArray[np.float64], NDArray[np.float64], float, str]:
+        """Return pose at t0, local history, speed and frame id, all at the same t0."""
+        query = history_stamps(t0_ns, self._num_poses)
+        stamps, values, frame_id = self._odometry(int(query[0]), t0_ns)
+        poses = resample_poses(stamps, values[:, :3], values[:, 3:7], query)
+        speed = float(np.interp(0.0, (stamps - t0_ns).astype(np.float64), values[:, 7]))
+        return poses[-1], to_local(poses, poses[-1]), speed, frame_id
+
+    def _odometry(self, start_ns: int, t0_ns: int) \
+            -> tuple[NDArray[np.int64], NDArray[np.float64], str]:
+        """Return the samples that bracket start ... t0, or refuse."""
+        self._check_faults(start_ns, t0_ns)
+        stamps = self._poses.stamps
+        if not stamps:
+            raise self._refuse_missing('odometry', 'odometry_missing', 'odometry')
+        if stamps[0] > start_ns:
+            covered = max(t0_ns - stamps[0], 0) / _SECOND
+            raise _Refused('history_short', f'odometry covers {covered:.2f} s before t0, needs '
+                           f'{(t0_ns - start_ns) / _SECOND:.2f} s')
+        first = bisect_left(stamps, start_ns + 1) - 1
+        last = min(bisect_left(stamps, t0_ns), len(stamps) - 1)
+        entries = self._poses.entries[first:last + 1]
+        self._check_frames(stamps[first:last + 1], entries, t0_ns)
+        times = np.array(stamps[first:last + 1], dtype=np.int64)
+        values = np.array([entry.values for entry in entries])
+        if times[-1] < t0_ns:
+            values = np.concatenate([values, self._extrapolated(values[-1], times[-1], t0_ns)])
+            times = np.append(times, np.int64(t0_ns))
+        self._check_gaps(times, t0_ns)
+        return times, values, entries[-1].frame_id
+
+    def _check_faults(self, start_ns: int, t0_ns: int) -> None:
+        bad = self._bad_poses
+        inside = [i for i, s in enumerate(bad.stamps) if start_ns <= s <= t0_ns]
+        if inside:
+            before = (t0_ns - bad.stamps[inside[-1]]) / _SECOND
+            raise _Refused('odometry_not_finite', f'odometry: {bad.entries[inside[-1]]} '
+                           f'{before:.2f} s before t0 ({len(inside)} such samples); check the '
+                           'localization')
+
+    def _check_frames(self, stamps: list[int], entries: list[_Pose], t0_ns: int) -> None:
+        newest = entries[-1].frame_id
+        for stamp, entry in zip(reversed(stamps), reversed(entries)):
+            if entry.frame_id != newest:
+                raise _Refused(
+                    'odometry_frame_changed', f'odometry: frame_id changed from '
+                    f'{entry.frame_id!r} to {newest!r} {(t0_ns - stamp) / _SECOND:.2f} s before '
+                    't0; wait for a whole history in one frame')
+
+    def _extrapolated(self, last: NDArray[np.float64], stamp_ns: np.int64,
+                      t0_ns: int) -> NDArray[np.float64]:
+        """Return one sample (1, 8) at t0: constant speed along the heading, same rotation."""
+        missing_ms = (t0_ns - int(stamp_ns)) / _MS
+        limit_ms = self._limits.odometry_max_extrapolation_ms
+        if missing_ms > limit_ms:
+            raise _Refused('odometry_gap', f'odometry ends {missing_ms:.1f} ms before t0, '
+                           f'limit {limit_ms:.1f} ms')
+        sample = last.copy()
+        heading = rotation_matrices(last[None, 3:7])[0, :, 0]
+        sample[:3] += heading * last[7] * missing_ms / 1e3
+        return sample[None]
+
+    def _check_gaps(self, times: NDArray[np.int64], t0_ns: int) -> None:
+        gaps = np.diff(times)
+        worst = int(np.argmax(gaps))
+        gap_ms = float(gaps[worst]) / _MS
+        if gap_ms > self._limits.odometry_max_gap_ms:
+            before = (t0_ns - int(times[worst])) / _SECOND
+            raise _Refused('odometry_gap', f'odometry: {gap_ms:.1f} ms without a sample '
+                           f'{before:.2f} s before t0, limit '
+                           f'{self._limits.odometry_max_gap_ms:.1f} ms')
+
+
+def _pose_fault(values: tuple[float, ...]) -> str:
+    """Return what is wrong with x y z, quaternion, speed, or '' when they are usable."""
+    names = ['position'] * 3 + ['rotation'] * 4 + ['speed']
+    for name, value in zip(names, values):
+        if not np.isfinite(value):
+            return f'{name} is {value}'
+    norm = sum(q * q for q in values[3:7]) ** 0.5
+    return '' if norm > 0.1 else f'rotation quaternion has norm {norm:.3g}'

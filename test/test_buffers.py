@@ -1,0 +1,355 @@
+# Copyright 2026 rspec_planner authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""Selection by time: nearest frames, exact history, and a name for every refusal."""
+
+from dataclasses import replace
+
+import cv2
+from hypothesis import given, settings
+from hypothesis import strategies as st
+import numpy as np
+import pytest
+
+from rspec_planner.errors import ConfigurationError
+from rspec_planner.model.config import CameraConfig, tiny
+from rspec_planner.planner.buffers import ObservationBuffer, SelectionLimits, Skip, SKIP_REASONS
+from rspec_planner.planner.history import yaw_of
+from rspec_planner.planner.observation import Observation
+from rspec_planner.planner.tokenizer import build_tokenizer
+
+TOKENIZER = build_tokenizer(['left'])
+PROFILE = replace(tiny(TOKENIZER.token_ids, TOKENIZER.vocab_size),
+                  cameras=CameraConfig(height=32, width=64))
+CAMERAS = PROFILE.cameras.names
+T0 = 1_700_000_000_000_000_000
+MS = 1_000_000
+EVERY_10_MS = range(-1600, 60, 10)
+
+
+def picture(value=0, height=32, width=64):
+    return np.full((height, width, 3), value % 256, dtype=np.uint8)
+
+
+def add_images(buffer, offsets_ms=range(-500, 100, 100), cameras=CAMERAS):
+    for camera in cameras:
+        for k, offset in enumerate(offsets_ms):
+            buffer.add_image(camera, T0 + int(offset * MS), picture(k))
+
+
+def pose_at(offset_ms, speed=10.0, yaw_rate=0.0):
+    t = offset_ms / 1e3
+    yaw = yaw_rate * t
+    if yaw_rate:
+        position = (speed / yaw_rate * np.sin(yaw), speed / yaw_rate * (1 - np.cos(yaw)), 0.0)
+    else:
+        position = (speed * t, 0.0, 0.0)
+    return position, (0.0, 0.0, np.sin(yaw / 2), np.cos(yaw / 2))
+
+
+def add_poses(buffer, offsets_ms=EVERY_10_MS, frame='map', **motion):
+    for offset in offsets_ms:
+        position, rotation = pose_at(offset, **motion)
+        buffer.add_pose(T0 + int(offset * MS), position, rotation, motion.get('speed', 10.0),
+                        frame)
+
+
+@pytest.fixture
+def buffer():
+    return ObservationBuffer(PROFILE)
+
+
+def refused(buffer, reason, *words, **kwargs):
+    result = buffer.select(T0, **kwargs)
+    assert isinstance(result, Skip), result
+    assert result.reason == reason, result
+    assert reason in SKIP_REASONS
+    assert '\n' not in result.detail
+    for word in words:
+        assert word in result.detail, result.detail
+    return result
+
+
+def test_complete_observation(buffer):
+    add_images(buffer)
+    add_poses(buffer, speed=10.0, yaw_rate=0.1)
+    buffer.set_navigation_text(' Turn left ')
+    seen = buffer.select(T0)
+    assert isinstance(seen, Observation)
+    assert seen.images.shape == (4, 4, 32, 64, 3)
+    assert seen.images[:, :, 0, 0, 0].tolist() == [[2, 3, 4, 5]] * 4
+    assert ((T0 - seen.image_stamps_ns) // MS).tolist() == [[300, 200, 100, 0]] * 4
+    assert seen.camera_names == CAMERAS
+    assert seen.odometry_frame == 'map'
+    assert seen.navigation_text == 'Turn left'
+    assert seen.speed_mps == pytest.approx(10.0)
+    assert np.allclose(seen.ego_poses[-1], np.eye(4), atol=1e-12)
+    assert np.allclose(yaw_of(seen.ego_poses), 0.1 * np.arange(-15, 1) * 0.1, atol=1e-6)
+    for k in range(16):
+        expected, _ = pose_at(100 * (k - 15), yaw_rate=0.1)
+        assert np.allclose(seen.ego_poses[k, :3, 3], expected, atol=1e-9)
+    assert seen.ages_ms['front_wide'] == 0.0
+    assert seen.ages_ms['odometry'] == -50.0
+
+
+def test_ego_pose_is_interpolated_at_t0(buffer):
+    add_images(buffer)
+    add_poses(buffer, [o + 3.5 for o in EVERY_10_MS], speed=20.0)
+    seen = buffer.select(T0)
+    assert np.allclose(seen.ego_pose_at_t0[:3, 3], 0.0, atol=1e-9)
+
+
+def test_short_extrapolation_keeps_speed_and_heading(buffer):
+    add_images(buffer)
+    add_poses(buffer, range(-1600, -10, 10), speed=20.0)
+    seen = buffer.select(T0)
+    assert np.allclose(seen.ego_pose_at_t0[:3, 3], 0.0, atol=1e-9)
+    assert seen.ages_ms['odometry'] == 20.0
+
+
+def test_late_odometry_is_a_gap(buffer):
+    add_images(buffer)
+    add_poses(buffer, range(-1600, -70, 10))
+    refused(buffer, 'odometry_gap', '80.0 ms', 'limit 20.0 ms')
+
+
+def test_hole_in_odometry_is_a_gap(buffer):
+    add_images(buffer)
+    add_poses(buffer, [o for o in EVERY_10_MS if not -700 < o < -550])
+    refused(buffer, 'odometry_gap', '150.0 ms', 'limit 100.0 ms', '0.70 s')
+
+
+def test_short_history(buffer):
+    add_images(buffer)
+    add_poses(buffer, range(-800, 20, 10))
+    refused(buffer, 'history_short', '0.80 s', '1.50 s')
+
+
+def test_missing_inputs_are_named(buffer):
+    refused(buffer, 'camera_missing', 'cross_left')
+    add_images(buffer, cameras=('cross_left', 'front_wide', 'front_tele'))
+    refused(buffer, 'camera_missing', 'cross_right')
+    add_images(buffer, cameras=('cross_right',))
+    refused(buffer, 'odometry_missing', 'odometry')
+    add_poses(buffer)
+    assert isinstance(buffer.select(T0), Observation)
+
+
+def test_frame_out_of_tolerance(buffer):
+    add_images(buffer, cameras=CAMERAS[1:])
+    add_images(buffer, [-300, -200, -30, 0], cameras=CAMERAS[:1])
+    add_poses(buffer)
+    refused(buffer, 'image_out_of_tolerance', 'cross_left', 't0-0.1 s', '70.0 ms', '50.0 ms')
+
+
+def test_nan_odometry_is_named_and_heals(buffer):
+    add_images(buffer)
+    add_poses(buffer)
+    buffer.add_pose(T0 - 205 * MS, (np.nan, 0, 0), (0, 0, 0, 1), 1.0, 'map')
+    refused(buffer, 'odometry_not_finite', 'position is nan', '0.20 s')
+    buffer.add_pose(T0 - 204 * MS, (0, 0, 0), (0, 0, 0, 1), float('inf'), 'map')
+    refused(buffer, 'odometry_not_finite', 'speed is inf', '2 such')
+    buffer.add_pose(T0 - 203 * MS, (0, 0, 0), (0, 0, 0, 0), 1.0, 'map')
+    refused(buffer, 'odometry_not_finite', 'norm 0')
+    assert buffer.dropped['odometry_not_finite'] == 3
+    later = T0 + 1400 * MS
+    for camera in CAMERAS:
+        for offset in (-300, -200, -100, 0):
+            buffer.add_image(camera, later + offset * MS, picture())
+    add_poses(buffer, range(60, 1410, 10))
+    assert isinstance(buffer.select(later), Observation)
+
+
+def test_changed_frame_id_is_named(buffer):
+    add_images(buffer)
+    add_poses(buffer, range(-1600, -700, 10), frame='map')
+    add_poses(buffer, range(-700, 20, 10), frame='odom')
+    refused(buffer, 'odometry_frame_changed', "'map'", "'odom'", '0.71 s')
+
+
+def test_stamps_must_be_positive(buffer):
+    add_images(buffer)
+    buffer.add_pose(0, (0, 0, 0), (0, 0, 0, 1), 0.0, 'map')
+    refused(buffer, 'stamp_invalid', 'odometry', '0 ns')
+    assert buffer.select(0).reason == 'stamp_invalid'
+    add_poses(buffer)
+    assert isinstance(buffer.select(T0), Observation)
+
+
+def test_old_t0_is_refused(buffer):
+    add_images(buffer)
+    add_poses(buffer)
+    refused(buffer, 'input_too_old', '301.0 ms', '300.0 ms', now_ns=T0 + 301 * MS)
+    assert isinstance(buffer.select(T0, now_ns=T0 + 299 * MS), Observation)
+
+
+def test_unknown_camera_is_a_wiring_error(buffer):
+    with pytest.raises(ConfigurationError, match='rear'):
+        buffer.add_image('rear', T0, picture())
+
+
+def test_clear_explains_the_next_skip(buffer):
+    add_images(buffer)
+    add_poses(buffer)
+    buffer.clear('clock jump')
+    assert buffer.newest_stamp_ns('odometry') is None
+    refused(buffer, 'camera_missing', 'clock jump')
+
+
+def test_each_frame_is_decoded_once_and_only_when_chosen(buffer):
+    calls = []
+
+    def source(offset):
+        def decode():
+            calls.append(offset)
+            return picture(offset)
+        return decode
+
+    for offset in range(-500, 150, 50):
+        buffer.add_image('front_wide', T0 + offset * MS, source(offset))
+    add_images(buffer, range(-500, 150, 50), [c for c in CAMERAS if c != 'front_wide'])
+    add_poses(buffer, range(-1600, 160, 10))
+    buffer.select(T0)
+    assert sorted(calls) == [-300, -200, -100, 0]
+    buffer.select(T0)
+    buffer.select(T0 + 100 * MS)
+    assert sorted(calls) == [-300, -200, -100, 0, 100]
+
+
+def test_decode_failures_are_named_and_heal(buffer):
+    def broken():
+        raise ValueError('bad magic bytes\nsecond line')
+
+    add_images(buffer)
+    add_poses(buffer)
+    buffer.add_image('front_tele', T0 - 1 * MS, broken)
+    assert isinstance(buffer.select(T0), Observation)  # not the nearest: never decoded
+    refused_at = buffer.select(T0 - 1 * MS)
+    assert refused_at.reason == 'image_decode_failed'
+    assert refused_at.detail == 'camera front_tele: bad magic bytes'
+
+
+@pytest.mark.parametrize('image', [None, np.zeros((32, 64), np.uint8),
+                                   np.zeros((32, 64, 3), np.float32)])
+def test_decoder_must_return_rgb_bytes(buffer, image):
+    add_images(buffer, cameras=CAMERAS[1:])
+    add_poses(buffer)
+    for offset in (-300, -200, -100, 0):
+        buffer.add_image(CAMERAS[0], T0 + offset * MS, lambda: image)
+    refused(buffer, 'image_decode_failed', 'cross_left', 'uint8')
+
+
+def test_other_sizes_are_averaged_down(buffer):
+    big = np.random.default_rng(0).integers(0, 256, (64, 128, 3), dtype=np.uint8)
+    add_images(buffer, cameras=CAMERAS[1:])
+    add_poses(buffer)
+    for offset in (-300, -200, -100, 0):
+        buffer.add_image(CAMERAS[0], T0 + offset * MS, big)
+    seen = buffer.select(T0).images[0, 0]
+    assert np.array_equal(seen, cv2.resize(big, (64, 32), interpolation=cv2.INTER_AREA))
+    means = big.reshape(32, 2, 64, 2, 3).mean(axis=(1, 3))
+    assert np.abs(seen - means).max() <= 0.5
+
+
+def test_wrong_aspect_ratio_is_named(buffer):
+    add_images(buffer, cameras=CAMERAS[1:])
+    add_poses(buffer)
+    for offset in (-300, -200, -100, 0):
+        buffer.add_image(CAMERAS[0], T0 + offset * MS, picture(height=48))
+    refused(buffer, 'image_wrong_size', 'cross_left', '64x48', '64x32')
+
+
+def test_duplicates_keep_the_first(buffer):
+    add_images(buffer)
+    add_poses(buffer)
+    first = buffer.select(T0)
+    buffer.add_image('front_wide', T0, picture(99))
+    buffer.add_pose(T0, (50.0, 0, 0), (0, 0, 0, 1), 3.0, 'map')
+    second = buffer.select(T0)
+    assert np.array_equal(first.images, second.images)
+    assert np.array_equal(first.ego_poses, second.ego_poses)
+    assert buffer.dropped['duplicate_stamp'] == 2
+
+
+def test_buffers_are_bounded_by_time(buffer):
+    add_images(buffer, range(-20_000, 100, 100))
+    add_poses(buffer, range(-20_000, 60, 10))
+    assert len(buffer._frames['front_wide'].stamps) == 21
+    assert len(buffer._poses.stamps) == 301
+
+
+def test_one_stamp_in_the_future_heals(buffer):
+    buffer.add_image('front_wide', T0 + 3600 * 1000 * MS, picture())
+    buffer.add_pose(T0 + 3600 * 1000 * MS, (0, 0, 0), (0, 0, 0, 1), 0.0, 'map')
+    add_images(buffer)
+    add_poses(buffer)
+    assert isinstance(buffer.select(T0), Observation)
+
+
+def test_limits_are_checked():
+    with pytest.raises(ConfigurationError, match='image_tolerance_ms'):
+        SelectionLimits(image_tolerance_ms=-1.0)
+
+
+@st.composite
+def streams(draw, low_hz, high_hz, span_ms):
+    """Offsets in ns around T0 with jitter, drops, duplicates and disorder."""
+    rate = draw(st.floats(low_hz, high_hz))
+    seed = draw(st.integers(0, 2 ** 31))
+    rng = np.random.default_rng(seed)
+    period = 1e3 / rate
+    times = np.arange(-span_ms, 60, period) + draw(st.floats(0, 1)) * period
+    times = times + rng.uniform(-0.4, 0.4, len(times)) * period
+    times = times[rng.random(len(times)) > draw(st.sampled_from([0.0, 0.05, 0.3]))]
+    offsets = (times * MS).astype(np.int64)
+    if len(offsets) > 2 and draw(st.booleans()):
+        offsets = np.concatenate([offsets, offsets[:3]])
+        swap = rng.integers(0, len(offsets) - 1)
+        offsets[[swap, swap + 1]] = offsets[[swap + 1, swap]]
+    return offsets.tolist()
+
+
+@given(st.lists(streams(5, 60, 700), min_size=4, max_size=4), streams(10, 200, 1700))
+@settings(max_examples=60, deadline=None)
+def test_selection_against_brute_force(images, odometry):
+    buffer = ObservationBuffer(PROFILE)
+    for camera, offsets in zip(CAMERAS, images):
+        for offset in offsets:
+            buffer.add_image(camera, T0 + offset, picture(abs(offset) // 1000))
+    for offset in odometry:
+        position, rotation = pose_at(offset / MS, speed=8.0, yaw_rate=0.2)
+        buffer.add_pose(T0 + offset, position, rotation, 8.0, 'map')
+    seen = buffer.select(T0)
+    targets = np.arange(-3, 1) * 100 * MS
+    errors = [[min((abs(o - t) for o in offsets), default=10 ** 18) for t in targets]
+              for offsets in images]
+    if isinstance(seen, Skip):
+        stamps = np.unique(odometry)
+        inside = stamps[max(np.searchsorted(stamps, -1500 * MS, 'right') - 1, 0):]
+        inside = inside[:np.searchsorted(inside, 0) + 1]
+        assert (max(map(max, errors)) > 50 * MS or len(stamps) == 0 or stamps[0] > -1500 * MS
+                or stamps[-1] < -20 * MS or np.diff(inside).max() > 100 * MS), seen
+        return
+    chosen = seen.image_stamps_ns - T0
+    assert np.array_equal(np.abs(chosen - targets), np.array(errors))
+    for c in range(4):
+        for k in range(4):
+            assert seen.images[c, k, 0, 0, 0] == abs(int(chosen[c, k])) // 1000 % 256
+    assert np.isfinite(seen.ego_poses).all()
+    assert np.isfinite(seen.ego_pose_at_t0).all()
+    # chords of a 40 m radius arc, at most 100 ms long, stay within 2 cm of it
+    expected = np.array([pose_at(100 * k, speed=8.0, yaw_rate=0.2)[0] for k in range(-15, 1)])
+    local = seen.ego_poses[:, :3, 3]
+    at_t0 = seen.ego_pose_at_t0
+    world = local @ at_t0[:3, :3].T + at_t0[:3, 3]
+    assert np.abs(world - expected).max() < 0.02
