@@ -36,7 +36,7 @@ TIE = 1e-6  # keeps exact halves from rounding by the last bit of a matrix produ
 GRASS = (92, 124, 66)
 _SHADOW = (47.0, 47.0, 50.0)
 _TILE = 512  # texture pixels; 8 per metre, so the pattern repeats after 64 m
-_TEXTURE_LEVELS = 36
+_TEXTURE_LEVELS = 20
 _TEXTURE_MEAN = _TEXTURE_LEVELS // 2
 
 
@@ -81,9 +81,9 @@ class Atlas:
         self.image = np.empty((ROWS, COLS, 3), np.uint8)
         self._bare = np.empty((NEAR.rows, NEAR.cols, 3), np.uint8)
         self._bare[:] = GRASS
-        texture = np.random.RandomState(0).randint(0, 3 * _TEXTURE_LEVELS, (_TILE, _TILE))
+        texture = np.random.RandomState(0).randint(0, 4 * _TEXTURE_LEVELS, (_TILE, _TILE))
         smooth = cv2.GaussianBlur(texture.astype(np.uint8), (3, 3), 0)
-        grain = np.clip(smooth.astype(np.int32) - _TEXTURE_LEVELS, 0, _TEXTURE_LEVELS)
+        grain = np.clip(smooth.astype(np.int32) - 3 * _TEXTURE_LEVELS // 2, 0, _TEXTURE_LEVELS)
         self._texture = np.repeat(grain.astype(np.uint8)[:, :, None], 3, axis=2)
         self.image[NEAR.rows + MIDDLE.rows:] = [c - _TEXTURE_MEAN for c in GRASS]
         self._paints: tuple[Paint, ...] = ()
@@ -182,7 +182,7 @@ def atlas_coordinates(x: np.ndarray, y: np.ndarray, footprint: np.ndarray,
     columns = np.full(x.shape, GRASS_PIXEL[0], np.float32)
     rows = np.full(x.shape, GRASS_PIXEL[1], np.float32)
     todo = np.ones(x.shape, bool)
-    order = [(NEAR, 0.3), (TELE_NEAR, 4.0), (TELE_FAR, math.inf)] if tele else [(NEAR, 0.3)]
+    order = [(TELE_NEAR, math.inf), (TELE_FAR, math.inf)] if tele else [(NEAR, 0.3)]
     for level, coarsest in [*order, (MIDDLE, 1.2), (FAR, math.inf)]:
         margin_x, margin_y = 2 * level.along, 2 * level.across
         x0, x1 = level.x_range

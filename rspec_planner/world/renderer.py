@@ -61,9 +61,9 @@ _JITTER = 0.02  # exposure varies by this between frames
 
 @dataclass(frozen=True)
 class _Soup:
-    """All quads that face the rig, far to near, ego frame."""
+    """All quads that face the rig, far to near, ego axes."""
 
-    corners: np.ndarray  # (n, 4, 3)
+    corners: np.ndarray  # (n, 4, 3) relative to the optical centre
     colours: np.ndarray  # (n, 3) after shading and haze
     shines: np.ndarray  # (n,) bool
 
@@ -185,7 +185,7 @@ class Renderer:
             keep = np.exp(-sigma * distance * (1.0 - 0.5 * glow))
             lit = lit * keep + haze_colour(weather) * (1.0 - keep)
         lit = np.floor(np.minimum(lit, 255.0) + 0.5 + TIE)
-        return _Soup(corners[facing], lit[facing], glow[facing, 0] >= 1.0)
+        return _Soup(corners[facing] - self.rig.position, lit[facing], glow[facing, 0] >= 1.0)
 
     def _draw_ground(self, image: np.ndarray, view: View, air: Air) -> None:
         """Fill `image` with sky and ground under the weather."""
