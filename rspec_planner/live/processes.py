@@ -49,20 +49,26 @@ def free_domain_id(seed: int | None = None) -> int:
     """
     Return a ROS domain that no participant of this machine uses.
 
-    A participant binds UDP port 7410 + 250 * domain first, so a domain is free when that port
-    can be bound alone. The search starts at a place that differs between processes.
+    A participant binds the first free UDP port of 7410, 7412, ... + 250 * domain, so a domain
+    is free when those ports can be bound. The search order differs between processes.
     """
     order = list(DOMAINS)[1:]
     random.Random(os.getpid() if seed is None else seed).shuffle(order)
     for domain in order:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            try:
-                probe.bind(('', 7410 + 250 * domain))
-            except OSError:
-                continue
+        if all(_port_is_free(7410 + 250 * domain + 2 * i) for i in range(8)):
             return domain
     raise ConfigurationError('ROS_DOMAIN_ID: all domains 1..101 are in use on this machine; '
                              'end the processes that use them')
+
+
+def _port_is_free(port: int) -> bool:
+    """Tell whether a UDP port can be bound alone."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.bind(('', port))
+        except OSError:
+            return False
+    return True
 
 
 def child_environment(domain_id: int | None = None,

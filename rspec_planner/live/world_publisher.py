@@ -26,8 +26,6 @@ import argparse
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 import json
-import logging
-import os
 from pathlib import Path
 import queue
 import sys
@@ -36,23 +34,23 @@ import time
 from typing import Any
 
 import cv2
-from geometry_msgs.msg import TransformStamped
 from nav_msgs.msg import Odometry
 import numpy as np
-import rclpy
-from rclpy.executors import ExternalShutdownException
 from rclpy.node import Node
 from rclpy.qos import DurabilityPolicy, QoSProfile, ReliabilityPolicy
 from sensor_msgs.msg import CameraInfo, CompressedImage, Image
 from std_msgs.msg import String
 
 from rspec_planner.errors import ConfigurationError, RspecError
-from rspec_planner.live.world_messages import (
+from rspec_planner.live.session import ros_node, stop_on_signals
+from rspec_planner.ros_conversions import (
+    BASE_FRAME,
     camera_info_message,
-    compressed_message,
+    compressed_image_message,
     image_message,
+    local_matrices,
+    ns_to_stamp,
     odometry_message,
-    stamp_message,
     transform_message,
 )
 from rspec_planner.world.rig import Rig
@@ -60,7 +58,7 @@ from rspec_planner.world.rig import Rig
 ANCHOR = 'front_wide'
 FRAME_NS = 100_000_000
 ODOMETRY_PER_FRAME = 10  # 100 Hz
-MAP_FRAME, EGO_FRAME = 'map', 'base_link'
+MAP_FRAME = 'map'
 JPEG_QUALITY = 95
 SLIP_S = 0.25  # a machine this far behind gets a later schedule instead of ever older stamps
 ENCODINGS = ('jpeg', 'rgb8')
@@ -86,6 +84,16 @@ class Punctuality:
                             for q in (50, 95, 100)}}
 
 
+def optical_frame(name: str) -> str:
+    """Return the frame id of a camera: z forward, x right."""
+    return f'{name}_optical'
+
+
+def ego_matrix(ego: Any) -> np.ndarray:
+    """Return the (4, 4) pose of an ego state (x, y, yaw) in the map."""
+    return np.asarray(local_matrices(np.array([[ego.x, ego.y, 0.0, ego.yaw]]))[0])
+
+
 class FrameSource(threading.Thread):
     """Render and encode frame sets ahead of their time; `take` hands them out in order."""
 
@@ -100,7 +108,8 @@ class FrameSource(threading.Thread):
         try:
             while not self._stopped.is_set():
                 frame = self._drive.frame()
-                self._put((frame, [self._encode(image) for image in frame.images]))
+                self._put((frame, [self._encode(name, image) for name, image
+                                   in zip(self._names, frame.images)]))
                 self._drive.step()
         except Exception as error:  # noqa: B902 - reraised by take()
             self._put(error)
@@ -123,31 +132,31 @@ class FrameSource(threading.Thread):
             except queue.Full:
                 continue
 
-    def _encode(self, image: np.ndarray) -> Any:
+    def _encode(self, name: str, image: np.ndarray) -> Any:
         if self._encoding == 'jpeg':
-            return compressed_message(image, JPEG_QUALITY)
-        return image_message(image)
+            return compressed_image_message(image, 0, optical_frame(name), quality=JPEG_QUALITY)
+        return image_message(image, 0, optical_frame(name))
 
 
-class WorldPublisher(Node):
+class WorldPublisher:
     """The sensors of the ego: four cameras, odometry, transforms, and the expert's reasoning."""
 
-    def __init__(self, rig: Rig, encoding: str = 'jpeg') -> None:
-        super().__init__('world_publisher')
+    def __init__(self, node: Node, rig: Rig, encoding: str, stopped: threading.Event) -> None:
         if encoding not in ENCODINGS:
             raise ConfigurationError(f"encoding '{encoding}' is unknown; use one of "
                                      f'{", ".join(ENCODINGS)}')
         self.rig = rig
+        self._node, self._stopped = node, stopped
         self.punctuality = Punctuality()
         kind: Any = CompressedImage if encoding == 'jpeg' else Image
         suffix = 'image_raw/compressed' if encoding == 'jpeg' else 'image_raw'
-        self._images = {name: self.create_publisher(
+        self._images = {name: node.create_publisher(
             kind, f'/sensing/camera/{name}/{suffix}', BEST_EFFORT) for name in rig.names}
-        self._infos = {name: self.create_publisher(
+        self._infos = {name: node.create_publisher(
             CameraInfo, f'/sensing/camera/{name}/camera_info', BEST_EFFORT) for name in rig.names}
-        self._odometry = self.create_publisher(Odometry, '/localization/kinematic_state', 50)
-        self._coc = self.create_publisher(String, '/world/ground_truth/coc', 10)
-        self._coc_stamped = self.create_publisher(String, '/world/ground_truth/coc_stamped', 10)
+        self._odometry = node.create_publisher(Odometry, '/localization/kinematic_state', 50)
+        self._coc = node.create_publisher(String, '/world/ground_truth/coc', 10)
+        self._coc_stamped = node.create_publisher(String, '/world/ground_truth/coc_stamped', 10)
         self._tf = self._transforms()
 
     def subscribers(self) -> int:
@@ -155,13 +164,13 @@ class WorldPublisher(Node):
         return min(p.get_subscription_count() for p in self._images.values())
 
     def drive(self, source: FrameSource, seconds: float) -> None:
-        """Publish until `seconds` of world time have passed (0: until shutdown)."""
+        """Publish until `seconds` of world time have passed (0: until stopped)."""
         first = source.take()
-        start_ns = self.get_clock().now().nanoseconds
+        start_ns = self._node.get_clock().now().nanoseconds
         start = time.monotonic()
         frames = round(seconds * 1e9 / FRAME_NS) if seconds > 0 else None
         index = 0
-        while rclpy.ok() and (frames is None or index < frames):
+        while not self._stopped.is_set() and (frames is None or index < frames):
             frame, images = first if index == 0 else source.take()
             behind = time.monotonic() - start - index * FRAME_NS / 1e9
             if behind > SLIP_S:
@@ -184,20 +193,21 @@ class WorldPublisher(Node):
                 self.punctuality.late_ms.append((time.monotonic() - due) * 1e3)
 
     def _publish_ego(self, ego: Any, stamp_ns: int) -> None:
-        self._odometry.publish(odometry_message(ego, stamp_ns, MAP_FRAME, EGO_FRAME))
+        self._odometry.publish(odometry_message(
+            stamp_ns, ego_matrix(ego), ego.speed, ego.speed * ego.curvature, MAP_FRAME))
         self.punctuality.odometry += 1
 
     def _publish_frame(self, frame: Any, images: list[Any], stamp_ns: int) -> None:
         """Publish the frame set of one instant, the anchor camera last."""
-        stamp = stamp_message(stamp_ns)
         if self._tf is not None:
-            message = transform_message(frame.ego, stamp_ns, MAP_FRAME, EGO_FRAME)
+            message = transform_message(stamp_ns, ego_matrix(frame.ego), MAP_FRAME, BASE_FRAME)
             self._tf[0].publish(self._tf[1](transforms=[message]))
         order = sorted(zip(self.rig.names, images), key=lambda pair: pair[0] == ANCHOR)
         for name, message in order:
-            info = camera_info_message(self.rig, name, stamp_ns)
-            self._infos[name].publish(info)
-            message.header.stamp, message.header.frame_id = stamp, info.header.frame_id
+            self._infos[name].publish(camera_info_message(
+                self.rig.intrinsics[name], self.rig.width, self.rig.height, stamp_ns,
+                optical_frame(name)))
+            message.header.stamp = ns_to_stamp(stamp_ns)
             self._images[name].publish(message)
         text = frame.reasoning or ''
         self._coc.publish(String(data=text))
@@ -209,14 +219,15 @@ class WorldPublisher(Node):
         try:
             from tf2_msgs.msg import TFMessage
         except ImportError:
-            self.get_logger().info('tf2_msgs is not installed: /tf and /tf_static stay silent')
+            self._node.get_logger().info(
+                'tf2_msgs is not installed: /tf and /tf_static stay silent')
             return None
-        mounts: list[TransformStamped] = [
-            transform_message(self.rig.extrinsics[name], self.get_clock().now().nanoseconds,
-                              EGO_FRAME, f'{name}_optical') for name in self.rig.names]
-        self._tf_static = self.create_publisher(TFMessage, '/tf_static', LATCHED)
+        now_ns = self._node.get_clock().now().nanoseconds
+        mounts = [transform_message(now_ns, self.rig.extrinsics[name], BASE_FRAME,
+                                    optical_frame(name)) for name in self.rig.names]
+        self._tf_static = self._node.create_publisher(TFMessage, '/tf_static', LATCHED)
         self._tf_static.publish(TFMessage(transforms=mounts))
-        return self.create_publisher(TFMessage, '/tf', 50), TFMessage
+        return self._node.create_publisher(TFMessage, '/tf', 50), TFMessage
 
 
 def run_world(drive: Any, rig: Rig, *, seconds: float, encoding: str = 'jpeg',
@@ -229,24 +240,27 @@ def run_world(drive: Any, rig: Rig, *, seconds: float, encoding: str = 'jpeg',
     Raises ConfigurationError when they do not appear in time.
     """
     cv2.setNumThreads(1)  # the other core belongs to the planner
-    node = WorldPublisher(rig, encoding)
-    source = FrameSource(drive, rig.names, encoding)
-    source.start()
-    try:
-        if ready_file:
-            Path(ready_file).touch()
-        deadline = time.monotonic() + subscriber_timeout_s
-        while node.subscribers() < subscribers:
-            if time.monotonic() > deadline:
-                raise ConfigurationError(
-                    f'camera topics have {node.subscribers()} of {subscribers} subscribers after '
-                    f'{subscriber_timeout_s:.0f} s; start the node first, in the same domain')
-            time.sleep(0.02)
-        node.drive(source, seconds)
-    finally:
-        source.stop()
-        node.destroy_node()
-    return node.punctuality.summary()
+    with stop_on_signals() as stopped, ros_node('world_publisher') as (node, _):
+        publisher = WorldPublisher(node, rig, encoding, stopped)
+        source = FrameSource(drive, rig.names, encoding)
+        source.start()
+        try:
+            if ready_file:
+                Path(ready_file).touch()
+            deadline = time.monotonic() + subscriber_timeout_s
+            while publisher.subscribers() < subscribers and not stopped.wait(0.02):
+                if time.monotonic() > deadline:
+                    raise ConfigurationError(
+                        f'camera topics have {publisher.subscribers()} of {subscribers} '
+                        f'subscribers after {subscriber_timeout_s:.0f} s; start the node first, '
+                        'in the same domain')
+            publisher.drive(source, seconds)
+            # the last messages leave while the participant still lives
+            stopped.wait(0.2)
+        finally:
+            source.stop()
+            source.join(timeout=5.0)
+    return publisher.punctuality.summary()
 
 
 def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -272,9 +286,6 @@ def main(argv: Sequence[str] | None = None,
          make_drive: Callable[[Sequence[str], int, Rig], Any] = world_drive) -> int:
     """Run the publisher as a process; print one JSON line at the end."""
     options = arguments(argv)
-    logging.basicConfig(level=logging.INFO)
-    os.environ.setdefault('OMP_NUM_THREADS', '1')
-    rclpy.init(args=[])
     try:
         families = tuple(f for f in options.scenario.split(',') if f)
         rig = Rig()
@@ -283,13 +294,9 @@ def main(argv: Sequence[str] | None = None,
             encoding=options.encoding, ready_file=options.ready_file,
             subscribers=options.subscribers)
         print(json.dumps(summary), flush=True)
-    except (ExternalShutdownException, KeyboardInterrupt):
-        pass
     except RspecError as error:
         print(f'error: {error}', file=sys.stderr)
         return 1
-    finally:
-        rclpy.try_shutdown()
     return 0
 
 
