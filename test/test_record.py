@@ -20,8 +20,8 @@ import pytest
 from rspec_planner.errors import ConfigurationError
 from rspec_planner.planner.images import decode_compressed, decode_image
 from rspec_planner.world.bag import BagReader
+from rspec_planner.world.messages import quaternion_of
 from rspec_planner.world.record import (
-    _quaternion,
     image_topic,
     ODOMETRY_TOPIC,
     REASONING_TOPIC,
@@ -229,7 +229,7 @@ def test_quaternions_turn_like_their_matrices():
     for _ in range(50):
         rotation, _ = np.linalg.qr(random.normal(size=(3, 3)))
         rotation *= np.sign(np.linalg.det(rotation))
-        x, y, z, w = _quaternion(rotation)
+        x, y, z, w = quaternion_of(rotation)
         back = np.array([
             [1 - 2 * (y * y + z * z), 2 * (x * y - w * z), 2 * (x * z + w * y)],
             [2 * (x * y + w * z), 1 - 2 * (x * x + z * z), 2 * (y * z - w * x)],

@@ -195,6 +195,14 @@ class BagReader:
                 for connection in sorted(self._reader.connections, key=lambda c: c.topic)}
 
     @property
+    def counts(self) -> Mapping[str, int]:
+        """Return topic -> number of messages."""
+        counts: dict[str, int] = {}
+        for connection in self._reader.connections:
+            counts[connection.topic] = counts.get(connection.topic, 0) + connection.msgcount
+        return counts
+
+    @property
     def message_count(self) -> int:
         """Return the number of messages over all topics."""
         return int(self._reader.message_count)

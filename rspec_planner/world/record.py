@@ -33,6 +33,13 @@ import numpy as np
 
 from rspec_planner.errors import ConfigurationError
 from rspec_planner.world.bag import BagWriter, message
+from rspec_planner.world.messages import (
+    make_header,
+    MovingEgo,
+    odometry_message,
+    quaternion_of,
+    transform_message,
+)
 from rspec_planner.world.rig import Rig
 
 ODOMETRY_TOPIC = '/localization/kinematic_state'
@@ -43,14 +50,8 @@ FRAME_NS = 100_000_000
 MAX_OFFSET_MS = 40.0
 
 
-class EgoState(Protocol):
-    """What odometry needs; `at` moves it on exactly, `dt` in seconds."""
-
-    x: float
-    y: float
-    yaw: float
-    speed: float
-    curvature: float
+class EgoState(MovingEgo, Protocol):
+    """An ego that `at` moves on exactly, `dt` in seconds."""
 
     def at(self, dt: float) -> EgoState:
         """Return the state `dt` seconds later."""
@@ -198,9 +199,10 @@ class _Messages:
 
     def mounting(self) -> Any:
         """Return /tf_static: base_link to each camera."""
-        header = _header(self._options.start_ns, 'base_link')
+        header = make_header(self._options.start_ns, 'base_link')
         return message('tf2_msgs/TFMessage', transforms=[
-            _transform(header, camera_frame(camera), pose[:3, 3], _quaternion(pose[:3, :3]))
+            transform_message(header, camera_frame(camera), pose[:3, 3],
+                              quaternion_of(pose[:3, :3]))
             for camera, pose in self._rig.extrinsics.items()])
 
     def frame(self, frame: Frame, begin_ns: int,
@@ -214,7 +216,7 @@ class _Messages:
             stamp_ns = begin_ns + round(late_ms * 1e6)
             if self._random.random() < self._options.drop:
                 continue
-            header = _header(stamp_ns, camera_frame(camera))
+            header = make_header(stamp_ns, camera_frame(camera))
             yield stamp_ns, image_topic(camera) + self._suffix, self._image(header, image)
             yield stamp_ns, _info_topic(camera), self._info(header, camera)
 
@@ -230,13 +232,13 @@ class _Messages:
         stamp_ns = begin_ns + (-since_ns) % period_ns
         while stamp_ns < begin_ns + FRAME_NS and (not last or stamp_ns == begin_ns):
             state = ego.at((stamp_ns - begin_ns) * 1e-9)
-            header = _header(stamp_ns, 'map')
+            header = make_header(stamp_ns, 'map')
             turn = (0.0, 0.0, math.sin(state.yaw / 2.0), math.cos(state.yaw / 2.0))
             if self._options.clock:
                 yield stamp_ns, '/clock', message('rosgraph_msgs/Clock', clock=header.stamp)
-            yield stamp_ns, ODOMETRY_TOPIC, _odometry_message(header, state, turn)
+            yield stamp_ns, ODOMETRY_TOPIC, odometry_message(header, state, turn)
             yield stamp_ns, '/tf', message('tf2_msgs/TFMessage', transforms=[
-                _transform(header, 'base_link', (state.x, state.y, 0.0), turn)])
+                transform_message(header, 'base_link', (state.x, state.y, 0.0), turn)])
             stamp_ns += period_ns
 
     def _image(self, header: Any, image: np.ndarray) -> Any:
@@ -268,50 +270,3 @@ class _Messages:
 
 def _info_topic(camera: str) -> str:
     return f'/sensing/camera/{camera}/camera_info'
-
-
-def _header(stamp_ns: int, frame_id: str) -> Any:
-    seconds, nanoseconds = divmod(stamp_ns, 10**9)
-    stamp = message('builtin_interfaces/Time', sec=seconds, nanosec=nanoseconds)
-    return message('std_msgs/Header', stamp=stamp, frame_id=frame_id)
-
-
-def _vector(x: float, y: float, z: float) -> Any:
-    return message('geometry_msgs/Vector3', x=x, y=y, z=z)
-
-
-def _transform(header: Any, child: str, translation: Any, quaternion: Any) -> Any:
-    x, y, z, w = (float(part) for part in quaternion)
-    return message('geometry_msgs/TransformStamped', header=header, child_frame_id=child,
-                   transform=message(
-                       'geometry_msgs/Transform', translation=_vector(*map(float, translation)),
-                       rotation=message('geometry_msgs/Quaternion', x=x, y=y, z=z, w=w)))
-
-
-def _odometry_message(header: Any, state: EgoState, turn: tuple[float, ...]) -> Any:
-    """Return nav_msgs/Odometry: pose of base_link in map, twist in base_link."""
-    x, y, z, w = turn
-    pose = message('geometry_msgs/Pose',
-                   position=message('geometry_msgs/Point', x=float(state.x), y=float(state.y),
-                                    z=0.0),
-                   orientation=message('geometry_msgs/Quaternion', x=x, y=y, z=z, w=w))
-    twist = message('geometry_msgs/Twist', linear=_vector(float(state.speed), 0.0, 0.0),
-                    angular=_vector(0.0, 0.0, float(state.speed * state.curvature)))
-    return message('nav_msgs/Odometry', header=header, child_frame_id='base_link',
-                   pose=message('geometry_msgs/PoseWithCovariance', pose=pose,
-                                covariance=np.zeros(36)),
-                   twist=message('geometry_msgs/TwistWithCovariance', twist=twist,
-                                 covariance=np.zeros(36)))
-
-
-def _quaternion(rotation: np.ndarray) -> np.ndarray:
-    """Return the unit quaternion x, y, z, w with w >= 0 of a rotation matrix (3, 3)."""
-    # The eigenvector method needs no case distinction and no division by a small number.
-    r = np.asarray(rotation, np.float64)
-    k = np.array([
-        [r[0, 0] - r[1, 1] - r[2, 2], r[1, 0] + r[0, 1], r[2, 0] + r[0, 2], r[2, 1] - r[1, 2]],
-        [r[1, 0] + r[0, 1], r[1, 1] - r[0, 0] - r[2, 2], r[2, 1] + r[1, 2], r[0, 2] - r[2, 0]],
-        [r[2, 0] + r[0, 2], r[2, 1] + r[1, 2], r[2, 2] - r[0, 0] - r[1, 1], r[1, 0] - r[0, 1]],
-        [r[2, 1] - r[1, 2], r[0, 2] - r[2, 0], r[1, 0] - r[0, 1], np.trace(r)]]) / 3.0
-    vector = np.linalg.eigh(k)[1][:, -1]
-    return np.asarray(np.copysign(1.0, vector[3]) * vector)
