@@ -15,6 +15,8 @@
 
 from __future__ import annotations
 
+import math
+
 from rspec_planner.world.look import Look
 from rspec_planner.world.shapes import FRONT, LEFT, Part, REAR, RIGHT, Sketch
 
@@ -143,15 +145,15 @@ def crossing_gate(look: Look) -> tuple[Part, ...]:
                   mast_y + side * 0.3, 2.2, 0.44, 1.0 if lit else 0.0)
     arm = Sketch()
     pieces = max(4, round(span / 0.7))
+    turn = look.open * math.pi / 2
+    c, s = math.cos(turn), math.sin(turn)
     for i in range(pieces):
         low, high = span * i / pieces, span * (i + 1) / pieces
-        y = mast_y + 0.5 * (low + high) * (1.0 - look.open)
-        rise = 0.5 * (low + high) * look.open
-        size = (high - low)
-        arm.prism((214.0, 36.0, 30.0) if i % 2 == 0 else _WHITE,
-                  (-0.15, y, 0.08, max(0.12, size * (1.0 - look.open))),
-                  1.0 + rise - max(0.09, size * look.open / 2),
-                  1.0 + rise + max(0.09, size * look.open / 2), glow=_REFLECT)
+        colour = (214.0, 36.0, 30.0) if i % 2 == 0 else _WHITE
+        corners = [(mast_y + along * c - off * s, 1.0 + along * s + off * c)
+                   for along, off in ((low, -0.09), (high, -0.09), (high, 0.09), (low, 0.09))]
+        arm.quad(colour, [(-0.15, y, z) for y, z in reversed(corners)], _REFLECT)
+        arm.quad(colour, [(-0.1, y, z) for y, z in corners], _REFLECT)
     return (arm.part((-0.2, 0.0, 0.1, span), shadow=False),
             mast.part((0.0, mast_y, 0.2, 0.6), shadow=False))
 

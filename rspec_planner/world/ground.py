@@ -63,15 +63,15 @@ class Level:
         return self.cols * self.across / 2
 
 
-NEAR = Level(-8.0, 0.0625, 0.0625, 640, 640, 0, 0)
-MIDDLE = Level(-20.0, 0.25, 0.25, 640, 640, 640, 0)
-FAR = Level(-20.0, 0.5, 0.5, 320, 320, 1280, 0)
-TELE_NEAR = Level(13.0, 0.25, 0.0625, 160, 320, 1280, 320)
-TELE_FAR = Level(50.0, 0.6, 0.125, 160, 320, 1440, 320)
+NEAR = Level(-7.0, 0.0625, 0.0625, 320, 320, 0, 0)
+TELE_NEAR = Level(13.0, 0.25, 0.0625, 160, 320, 0, 320)
+TELE_FAR = Level(50.0, 0.6, 0.125, 160, 320, 160, 320)
+MIDDLE = Level(-20.0, 0.25, 0.25, 640, 640, 320, 0)
+FAR = Level(-20.0, 0.5, 0.5, 320, 320, 960, 0)
 #: levels that are painted; FAR is the middle one at half size
 PAINTED = (NEAR, MIDDLE, TELE_NEAR, TELE_FAR)
-ROWS, COLS = 1604, 640
-GRASS_PIXEL = (2.0, 1602.0)  # column, row of a spot that is always bare
+ROWS, COLS = 1280, 640
+GRASS_PIXEL = (480.0, 1120.0)  # column, row of a spot that is always bare
 
 
 class Atlas:
@@ -79,13 +79,15 @@ class Atlas:
 
     def __init__(self) -> None:
         self.image = np.empty((ROWS, COLS, 3), np.uint8)
-        self._bare = np.empty((NEAR.rows, NEAR.cols, 3), np.uint8)
-        self._bare[:] = GRASS
+        self._bare_near = np.empty((NEAR.rows, NEAR.cols, 3), np.uint8)
+        self._bare_near[:] = GRASS
+        self._bare = np.empty((MIDDLE.rows, MIDDLE.cols, 3), np.uint8)
+        self._bare[:] = [c - _TEXTURE_MEAN for c in GRASS]
         texture = np.random.RandomState(0).randint(0, 4 * _TEXTURE_LEVELS, (_TILE, _TILE))
         smooth = cv2.GaussianBlur(texture.astype(np.uint8), (3, 3), 0)
         grain = np.clip(smooth.astype(np.int32) - 3 * _TEXTURE_LEVELS // 2, 0, _TEXTURE_LEVELS)
         self._texture = np.repeat(grain.astype(np.uint8)[:, :, None], 3, axis=2)
-        self.image[NEAR.rows + MIDDLE.rows:] = [c - _TEXTURE_MEAN for c in GRASS]
+        self.image[:] = self._bare[0, 0]
         self._paints: tuple[Paint, ...] = ()
         self._vertices = np.zeros((0, 2))
         self._starts = np.zeros(0, np.int64)
@@ -131,10 +133,8 @@ class Atlas:
         """Fill the polygons that touch `level`, in order."""
         view = self.image[level.row:level.row + level.rows, level.col:level.col + level.cols]
         near = level is NEAR
-        if near:
-            np.copyto(view, self._bare)
-        else:
-            view[:] = self.image[-1, 0]
+        bare = self._bare_near if near else self._bare[:level.rows, :level.cols]
+        np.copyto(view, bare)  # ten times faster than assigning a colour
         if not len(starts):
             return
         low = np.minimum.reduceat(local, starts)
@@ -168,7 +168,7 @@ class Atlas:
         map_y += np.float32(v0)
         grain = cv2.remap(self._texture, map_x, map_y, cv2.INTER_NEAREST,
                           borderMode=cv2.BORDER_WRAP)
-        view = self.image[:NEAR.rows]
+        view = self.image[:NEAR.rows, :NEAR.cols]
         cv2.subtract(view, grain, dst=view)
 
 
@@ -182,8 +182,8 @@ def atlas_coordinates(x: np.ndarray, y: np.ndarray, footprint: np.ndarray,
     columns = np.full(x.shape, GRASS_PIXEL[0], np.float32)
     rows = np.full(x.shape, GRASS_PIXEL[1], np.float32)
     todo = np.ones(x.shape, bool)
-    order = [(TELE_NEAR, math.inf), (TELE_FAR, math.inf)] if tele else [(NEAR, 0.3)]
-    for level, coarsest in [*order, (MIDDLE, 1.2), (FAR, math.inf)]:
+    order = [(TELE_NEAR, math.inf), (TELE_FAR, math.inf)] if tele else [(NEAR, 0.5)]
+    for level, coarsest in [*order, (MIDDLE, 1.6), (FAR, math.inf)]:
         margin_x, margin_y = 2 * level.along, 2 * level.across
         x0, x1 = level.x_range
         here = (todo & (footprint < coarsest) & (x > x0 + margin_x) & (x < x1 - margin_x)

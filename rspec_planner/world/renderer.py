@@ -232,11 +232,14 @@ def _draw_soup(image: np.ndarray, view: View, soup: _Soup) -> None:
     depth = rays[..., 2]
     whole = depth.min(axis=1) > _NEAR_M
     pixels = rays[..., :2] * (view.focal / np.maximum(depth, _NEAR_M))[..., None] + view.centre
-    low, high = pixels.min(axis=1), pixels.max(axis=1)
-    inside = ((high[:, 0] > 0) & (low[:, 0] < width) & (high[:, 1] > 0) & (low[:, 1] < height)
-              & (soup.shines | ((high - low).max(axis=1) > _MIN_SIZE)))
-    visible = np.where(whole, inside, depth.max(axis=1) > _NEAR_M)
-    chosen = np.flatnonzero(visible)
+    visible = depth.max(axis=1) > _NEAR_M
+    for axis, size in enumerate((width, height)):  # half-spaces hold behind the camera, too
+        sideways = rays[..., axis] * view.focal
+        start = (sideways + view.centre[axis] * depth).max(axis=1) > 0.0
+        end = ((size - view.centre[axis]) * depth - sideways).max(axis=1) > 0.0
+        visible &= start & end
+    span = (pixels.max(axis=1) - pixels.min(axis=1)).max(axis=1)
+    chosen = np.flatnonzero(visible & (soup.shines | (span > _MIN_SIZE) | ~whole))
     fixed = _fixed(pixels[chosen])
     colours = soup.colours[chosen].tolist()
     cut = ~whole[chosen]

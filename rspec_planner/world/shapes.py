@@ -56,6 +56,10 @@ class Sketch:
         self._colours: list[Rgb] = []
         self._glow: list[float] = []
 
+    def quad(self, colour: Rgb, corners: Sequence[Sequence[float]], glow: float = 0.0) -> None:
+        """Add one face by its corners, counter-clockwise seen from outside."""
+        self._add(corners, colour, glow)
+
     def _add(self, quad: Sequence[Sequence[float]], colour: Rgb, glow: float) -> None:
         self._quads.append(quad)
         self._colours.append(colour)

@@ -60,8 +60,8 @@ def _rear_lamps(sketch: Sketch, look: Look, x: float, half_width: float, z: floa
             sketch.plate(TAIL_NIGHT if look.night else TAIL_OFF, REAR, x, side * inset, z,
                          width, height, 1.0 if look.night else 0.0)
         if look.left if side > 0 else look.right:
-            sketch.plate(AMBER, REAR, x, side * (half_width - 0.16), z + height / 2 + 0.14,
-                         0.32, 0.24, 1.0)
+            sketch.plate(AMBER, REAR, x, side * (half_width - 0.16), z - height / 2 - 0.13,
+                         0.34, 0.22, 1.0)
     if look.brake:
         sketch.plate(BRAKE_ON, REAR, x, 0.0, third_z, 0.8, 0.13, 1.0)
 
