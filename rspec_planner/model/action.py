@@ -31,7 +31,7 @@ from torch import nn, Tensor
 from torch.nn import functional
 
 from rspec_planner.model.config import ExpertConfig, ProfileConfig
-from rspec_planner.model.text import attend, DecoderLayer, fold_mask, RmsNorm
+from rspec_planner.model.layer import attend, DecoderLayer, fold_mask, RmsNorm
 
 IN_PROJ_EPS = 1e-5
 ACTION_DIMS = 2  # acceleration, curvature

@@ -205,7 +205,7 @@ def tiny(tokens: TokenIds, vocab_size: int) -> ProfileConfig:
     vision = VisionConfig(hidden_size=160, depth=5, num_heads=5, intermediate_size=640,
                           deepstack_layers=(1, 3), out_hidden_size=text.hidden_size,
                           num_position_embeddings=576)
-    expert = ExpertConfig(hidden_size=192, num_heads=8, intermediate_size=512,
+    expert = ExpertConfig(hidden_size=192, num_heads=4, intermediate_size=512,
                           in_proj_hidden_size=128)
     return ProfileConfig(name='tiny', vision=vision, text=text, expert=expert, tokens=tokens)
 

@@ -108,8 +108,10 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """
     if cos.dim() == 3:
         cos, sin = cos[:, None], sin[:, None]
-    first, second = x.chunk(2, dim=-1)
-    return (x * cos + torch.cat((-second, first), dim=-1) * sin).to(x.dtype)
+    half = x.shape[-1] // 2
+    swapped = torch.roll(x, half, dims=-1)  # the partner of each element
+    sign = torch.cat((-sin[..., :half], sin[..., half:]), dim=-1)
+    return torch.addcmul(x * cos, swapped, sign).to(x.dtype)
 
 
 def apply_rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:

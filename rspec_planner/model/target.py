@@ -21,11 +21,14 @@ State-dict prefixes against a released checkpoint: `vision.` is `vlm.model.visua
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 from torch import nn
 
 from rspec_planner.model.action import ActionExpert
 from rspec_planner.model.config import ProfileConfig
+from rspec_planner.model.layer import DecoderLayer
 from rspec_planner.model.text import TextDecoder
 from rspec_planner.model.vision import VisionTower
 
@@ -43,6 +46,12 @@ class Target(nn.Module):
         self.expert = ActionExpert(cfg)
         for table in (self.text.embed_tokens, self.vision.pos_embed):
             nn.init.normal_(table.weight, std=EMBEDDING_STD)
+
+    def pack(self) -> Target:
+        """Join projections for inference, see `DecoderLayer.pack`; call it after any move."""
+        for layer in (*self.text.layers, *self.expert.layers):
+            cast('DecoderLayer', layer).pack()
+        return self
 
     @property
     def device(self) -> torch.device:

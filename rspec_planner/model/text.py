@@ -29,113 +29,9 @@ from typing import Any, cast
 
 import torch
 from torch import nn, Tensor
-from torch.nn import functional
 
 from rspec_planner.model.config import TextConfig
-from rspec_planner.model.rope import apply_rotary
-
-
-class RmsNorm(nn.Module):
-    """Root-mean-square norm; statistics in fp32 because fp16 squares of activations overflow."""
-
-    def __init__(self, size: int, eps: float) -> None:
-        super().__init__()
-        self.eps = eps
-        self.weight = nn.Parameter(torch.ones(size))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return x normalised over its last dimension, in the dtype of x."""
-        x32 = x.float()
-        scale = torch.rsqrt(x32.square().mean(-1, keepdim=True) + self.eps)
-        return (x32 * scale * self.weight.float()).to(x.dtype)
-
-
-def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None,
-           causal: bool = False) -> Tensor:
-    """
-    Grouped-query attention.
-
-    q: (B, heads, S, d); k, v: (B, kv_heads, K, d), heads a multiple of kv_heads.
-    mask: None (all visible) or additive, broadcastable to (B, 1, group * S, K), see
-    `fold_mask`; causal: S = K rows that see themselves and the rows before.
-    Returns (B, S, heads * d).
-    """
-    batch, heads, rows, dim = q.shape
-    if causal:
-        mixed = functional.scaled_dot_product_attention(
-            q, k, v, is_causal=True, enable_gqa=heads != k.shape[1])
-    else:
-        # the heads that share a KV head become rows of one attention: no repeated KV
-        folded = q.reshape(batch, k.shape[1], -1, dim)
-        mixed = functional.scaled_dot_product_attention(folded, k, v, attn_mask=mask)
-        mixed = mixed.reshape(batch, heads, rows, dim)
-    return mixed.transpose(1, 2).reshape(batch, rows, heads * dim)
-
-
-def fold_mask(visible: Tensor, group: int, dtype: torch.dtype) -> Tensor:
-    """Return the additive mask of `attend` for visible (B or 1, 1, S, K) booleans."""
-    additive = torch.zeros_like(visible, dtype=dtype).masked_fill_(~visible, float('-inf'))
-    return additive.repeat(1, 1, group, 1)
-
-
-class Attention(nn.Module):
-    """The projections of one attention; who sees whom is decided by the caller."""
-
-    def __init__(self, hidden: int, heads: int, kv_heads: int, head_dim: int,
-                 eps: float) -> None:
-        super().__init__()
-        self.head_dim = head_dim
-        self.q_proj = nn.Linear(hidden, heads * head_dim, bias=False)
-        self.k_proj = nn.Linear(hidden, kv_heads * head_dim, bias=False)
-        self.v_proj = nn.Linear(hidden, kv_heads * head_dim, bias=False)
-        self.o_proj = nn.Linear(heads * head_dim, hidden, bias=False)
-        self.q_norm = RmsNorm(head_dim, eps)
-        self.k_norm = RmsNorm(head_dim, eps)
-
-    def project(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return q (B, heads, S, d) and k, v (B, kv_heads, S, d), q and k normed and turned."""
-        shape = (*x.shape[:2], -1, self.head_dim)
-        q = self.q_norm(self.q_proj(x).view(shape)).transpose(1, 2)
-        k = self.k_norm(self.k_proj(x).view(shape)).transpose(1, 2)
-        v = self.v_proj(x).view(shape).transpose(1, 2)
-        return *apply_rotary(q, k, cos, sin), v
-
-
-class SwiGlu(nn.Module):
-    """down(silu(gate(x)) * up(x)), no bias."""
-
-    def __init__(self, hidden: int, intermediate: int) -> None:
-        super().__init__()
-        self.gate_proj = nn.Linear(hidden, intermediate, bias=False)
-        self.up_proj = nn.Linear(hidden, intermediate, bias=False)
-        self.down_proj = nn.Linear(intermediate, hidden, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return (..., hidden)."""
-        out: Tensor = self.down_proj(functional.silu(self.gate_proj(x)) * self.up_proj(x))
-        return out
-
-
-class DecoderLayer(nn.Module):
-    """Pre-norm attention and MLP; the expert uses the same layer with its own width."""
-
-    def __init__(self, cfg: TextConfig, hidden: int, heads: int, intermediate: int) -> None:
-        super().__init__()
-        self.self_attn = Attention(hidden, heads, cfg.num_kv_heads, cfg.head_dim,
-                                   cfg.rms_norm_eps)
-        self.mlp = SwiGlu(hidden, intermediate)
-        self.input_layernorm = RmsNorm(hidden, cfg.rms_norm_eps)
-        self.post_attention_layernorm = RmsNorm(hidden, cfg.rms_norm_eps)
-
-    def project(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return q, k, v of the normed input, see `Attention.project`."""
-        return self.self_attn.project(self.input_layernorm(x), cos, sin)
-
-    def finish(self, x: Tensor, mixed: Tensor) -> Tensor:
-        """Return the layer's output from its input and the attention result."""
-        x = x + self.self_attn.o_proj(mixed)
-        out: Tensor = x + self.mlp(self.post_attention_layernorm(x))
-        return out
+from rspec_planner.model.layer import attend, DecoderLayer, fold_mask, RmsNorm
 
 
 class KVCache:
@@ -232,10 +128,16 @@ class TextDecoder(nn.Module):
         dtype = hidden.dtype if cache is None else cache.keys.dtype
         return Window(first, end, slots, fold_mask(visible, group, dtype), causal=False)
 
+    def _last_row(self, mask: Tensor) -> Tensor:
+        """Return the part of a folded mask that belongs to the last row."""
+        group = self.cfg.num_heads // self.cfg.num_kv_heads
+        return mask.view(*mask.shape[:2], group, -1, mask.shape[-1])[:, :, :, -1]
+
     def forward(self, hidden: Tensor, cos: Tensor, sin: Tensor, cache: KVCache | None = None,
                 start: int | Tensor = 0, visual_mask: Tensor | None = None,
                 deepstack: Sequence[Tensor] | None = None, attn_mask: Tensor | None = None,
-                taps: tuple[int, ...] = (), return_kv: bool = False) -> Any:
+                taps: tuple[int, ...] = (), return_kv: bool = False,
+                last_only: bool = False) -> Any:
         """
         Run all layers over rows start .. start + S - 1.
 
@@ -249,6 +151,8 @@ class TextDecoder(nn.Module):
         attn_mask: bool, broadcastable to (B, 1, S, keys), further restricts "keys at positions
         <= the query's", keys being start + S, or the capacity when start is a tensor.
         taps: layers whose output rows are wanted (residual stream, DeepStack included).
+        last_only: return only the last row (B, 1, H), sparing the other rows most of the last
+        layer; their keys and values are still written. No image may be in the last row.
 
         Returns (B, S, H) after the final norm; with taps, (hidden, [(B, S, H), ...]); with
         return_kv also keys and values (L, B, kv_heads, S, d) of these rows, appended.
@@ -264,7 +168,12 @@ class TextDecoder(nn.Module):
                 keys, values = cache.write(index, k, v, window)
                 if not window.causal:
                     k, v = keys, values
-            hidden = layer.finish(hidden, attend(q, k, v, window.mask, window.causal))
+            mask, causal = window.mask, window.causal
+            if last_only and index == len(self.layers) - 1:
+                hidden, q, causal = hidden[:, -1:], q[:, :, -1:], False
+                mask = None if mask is None else self._last_row(mask)
+                visual_mask = None
+            hidden = layer.finish(hidden, attend(q, k, v, mask, causal))
             if deepstack is not None and visual_mask is not None and index < len(deepstack):
                 hidden = add_visual(hidden, visual_mask, deepstack[index])
             if index in taps:

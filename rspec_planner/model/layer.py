@@ -1,0 +1,193 @@
+# Copyright 2026 rspec_planner authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""
+The decoder layer that the text decoder and the action expert share, at their own widths.
+
+Grouped-query attention with RMSNorm on each query and key head before the rotary, SwiGLU, no
+biases. Weights keep the names and the separate matrices of released checkpoints; `pack` joins
+them for inference without copying them twice.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn, Tensor
+from torch.nn import functional
+
+from rspec_planner.model.config import TextConfig
+from rspec_planner.model.rope import rotate
+
+
+class RmsNorm(nn.Module):
+    """Root-mean-square norm; statistics in fp32 because fp16 squares of activations overflow."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(size))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return x normalised over its last dimension, in the dtype of x."""
+        if x.dtype == self.weight.dtype:
+            return functional.rms_norm(x, self.weight.shape, self.weight, self.eps)
+        normed = functional.rms_norm(x.float(), self.weight.shape, None, self.eps)
+        return (normed * self.weight.float()).to(x.dtype)
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None,
+           causal: bool = False) -> Tensor:
+    """
+    Grouped-query attention.
+
+    q: (B, heads, S, d); k, v: (B, kv_heads, K, d), heads a multiple of kv_heads.
+    mask: None (all visible) or additive, broadcastable to (B, 1, group * S, K), see
+    `fold_mask`; causal: S = K rows that see themselves and the rows before.
+    Returns (B, S, heads * d).
+    """
+    batch, heads, rows, dim = q.shape
+    if causal:
+        mixed = functional.scaled_dot_product_attention(
+            q, k, v, is_causal=True, enable_gqa=heads != k.shape[1])
+    else:
+        # the heads that share a KV head become rows of one attention: no repeated KV
+        folded = q.reshape(batch, k.shape[1], -1, dim)
+        mixed = functional.scaled_dot_product_attention(folded, k, v, attn_mask=mask)
+        mixed = mixed.reshape(batch, heads, rows, dim)
+    return mixed.transpose(1, 2).reshape(batch, rows, heads * dim)
+
+
+def fold_mask(visible: Tensor, group: int, dtype: torch.dtype) -> Tensor:
+    """Return the additive mask of `attend` for visible (B or 1, 1, S, K) booleans."""
+    additive = torch.zeros_like(visible, dtype=dtype).masked_fill_(~visible, float('-inf'))
+    return additive.repeat(1, 1, group, 1)
+
+
+class Attention(nn.Module):
+    """The projections of one attention; who sees whom is decided by the caller."""
+
+    def __init__(self, hidden: int, heads: int, kv_heads: int, head_dim: int,
+                 eps: float) -> None:
+        super().__init__()
+        self.heads, self.kv_heads, self.head_dim = heads, kv_heads, head_dim
+        self.q_proj = nn.Linear(hidden, heads * head_dim, bias=False)
+        self.k_proj = nn.Linear(hidden, kv_heads * head_dim, bias=False)
+        self.v_proj = nn.Linear(hidden, kv_heads * head_dim, bias=False)
+        self.o_proj = nn.Linear(heads * head_dim, hidden, bias=False)
+        self.q_norm = RmsNorm(head_dim, eps)
+        self.k_norm = RmsNorm(head_dim, eps)
+
+    def project(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return q (B, heads, S, d) and k, v (B, kv_heads, S, d), q and k normed and turned."""
+        shape = (*x.shape[:2], -1, self.head_dim)
+        q = rotate(self.q_norm(self.q_proj(x).view(shape)).transpose(1, 2), cos, sin)
+        k = rotate(self.k_norm(self.k_proj(x).view(shape)).transpose(1, 2), cos, sin)
+        return q, k, self.v_proj(x).view(shape).transpose(1, 2)
+
+
+class SwiGlu(nn.Module):
+    """down(silu(gate(x)) * up(x)), no bias."""
+
+    def __init__(self, hidden: int, intermediate: int) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(hidden, intermediate, bias=False)
+        self.up_proj = nn.Linear(hidden, intermediate, bias=False)
+        self.down_proj = nn.Linear(intermediate, hidden, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return (..., hidden)."""
+        out: Tensor = self.down_proj(functional.silu(self.gate_proj(x)) * self.up_proj(x))
+        return out
+
+
+def _join(*linears: nn.Linear) -> Tensor:
+    """Return the stacked weights; each linear's weight becomes a view of the stack."""
+    stack = torch.cat([linear.weight.detach() for linear in linears])
+    parts = torch.split(stack, [linear.out_features for linear in linears])
+    for linear, part in zip(linears, parts):
+        linear.weight.data = part
+    return stack
+
+
+@dataclass(frozen=True)
+class PackedLayer:
+    """Weights of one layer joined for inference; the matrices alias those of the modules."""
+
+    qkv: Tensor  # ((heads + 2 kv_heads) * d, hidden)
+    gate_up: Tensor  # (2 * intermediate, hidden)
+    qk_norm: Tensor  # (heads + kv_heads, d)
+
+
+class DecoderLayer(nn.Module):
+    """Pre-norm attention and MLP; the expert uses the same layer with its own width."""
+
+    def __init__(self, cfg: TextConfig, hidden: int, heads: int, intermediate: int) -> None:
+        super().__init__()
+        self.self_attn = Attention(hidden, heads, cfg.num_kv_heads, cfg.head_dim,
+                                   cfg.rms_norm_eps)
+        self.mlp = SwiGlu(hidden, intermediate)
+        self.input_layernorm = RmsNorm(hidden, cfg.rms_norm_eps)
+        self.post_attention_layernorm = RmsNorm(hidden, cfg.rms_norm_eps)
+        self.packed: PackedLayer | None = None
+
+    def pack(self) -> None:
+        """Join the projections for inference: fewer and larger matrix products."""
+        attn, mlp = self.self_attn, self.mlp
+        norms = [attn.q_norm.weight.detach().expand(attn.heads, -1),
+                 attn.k_norm.weight.detach().expand(attn.kv_heads, -1)]
+        self.packed = PackedLayer(_join(attn.q_proj, attn.k_proj, attn.v_proj),
+                                  _join(mlp.gate_proj, mlp.up_proj), torch.cat(norms))
+
+    def train(self, mode: bool = True) -> DecoderLayer:
+        """Set the mode; training drops the joined weights, which would go stale."""
+        if mode:
+            self.packed = None
+        super().train(mode)
+        return self
+
+    def _apply(self, fn: Any, recurse: bool = True) -> DecoderLayer:
+        self.packed = None  # a move or cast breaks the aliases
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        return self
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        self.packed = None
+        super()._load_from_state_dict(*args, **kwargs)
+
+    def project(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return q, k, v of the normed input, see `Attention.project`."""
+        x = self.input_layernorm(x)
+        if self.packed is None:
+            return self.self_attn.project(x, cos, sin)
+        attn = self.self_attn
+        joined = functional.linear(x, self.packed.qkv)
+        joined = joined.view(*x.shape[:2], -1, attn.head_dim)
+        qk, v = torch.split(joined, [attn.heads + attn.kv_heads, attn.kv_heads], dim=2)
+        qk = functional.rms_norm(qk, (attn.head_dim,), None, attn.q_norm.eps)
+        qk = rotate((qk * self.packed.qk_norm).transpose(1, 2), cos, sin)
+        q, k = torch.split(qk, [attn.heads, attn.kv_heads], dim=1)
+        return q, k, v.transpose(1, 2)
+
+    def finish(self, x: Tensor, mixed: Tensor) -> Tensor:
+        """Return the layer's output from its input and the attention result."""
+        x = x + self.self_attn.o_proj(mixed)
+        normed = self.post_attention_layernorm(x)
+        if self.packed is None:
+            out: Tensor = x + self.mlp(normed)
+            return out
+        gate, up = functional.linear(normed, self.packed.gate_up).chunk(2, dim=-1)
+        out = x + self.mlp.down_proj(functional.silu(gate).mul_(up))
+        return out
