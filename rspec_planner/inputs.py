@@ -59,6 +59,8 @@ class _Stream:
     def record(self, stamp_ns: int, arrival_s: float) -> None:
         self.received += 1
         self.arrival_s = arrival_s
+        if self.newest_ns is not None and stamp_ns < self.newest_ns - _WINDOW_NS:
+            self.clear()  # the source restarted, or one stamp had been far in the future
         if self.newest_ns is None or stamp_ns > self.newest_ns:
             self.newest_ns = stamp_ns
             self.stamps.append(stamp_ns)

@@ -1,0 +1,261 @@
+# Copyright 2026 rspec_planner authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""
+One planning cycle: from a trigger t0 to a published plan or a named reason why not.
+
+Runs on the worker's thread. Knows neither ROS nor where plans go: the clock, the publisher and
+the planner are given. Stamps and ages use that clock, durations the monotonic one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum
+import time
+from typing import Protocol
+
+from rspec_planner.inputs import InputWatch
+from rspec_planner.parameters import NodeParameters
+from rspec_planner.planner.observation import Observation
+from rspec_planner.planner.plan import Plan
+from rspec_planner.planner.timing import LatencyWindow
+
+#: skip reasons that this module adds to those of the observation buffer
+CYCLE_SKIP_REASONS = ('clock_not_running', 'input_too_old', 'stamp_in_future', 'reset')
+
+#: images may arrive a little before the /clock message of the same instant
+_FUTURE_TOLERANCE_MS = 200.0
+
+
+class Outcome(Enum):
+    """How a cycle ended."""
+
+    PUBLISHED = 'published'
+    SKIPPED = 'skipped'  # no observation; the reason names the input
+    REJECTED = 'rejected'  # the trajectory checks refused the plan
+    LATE = 'late'  # older than deadline.max_pipeline_latency_ms
+    FAILED = 'failed'  # the planner raised
+
+
+@dataclass(frozen=True)
+class CycleResult:
+    """What one cycle did; times in milliseconds."""
+
+    t0_ns: int
+    outcome: Outcome
+    reason: str = ''  # snake_case, '' when published
+    detail: str = ''  # one line: the thing, the value, the remedy
+    plan: Plan | None = None
+    processing_ms: float = 0.0  # mailbox pick-up to publication, monotonic clock
+    pipeline_latency_ms: float = 0.0  # publication minus t0, node clock
+    cyclic_ms: float | None = None  # since the previous published plan, monotonic clock
+    repeated: bool = False  # a late cycle that published the previous plan again
+
+
+class PlannerLike(Protocol):
+    """The part of `planner.pipeline.Planner` that a cycle uses."""
+
+    def plan(self, observation: Observation) -> Plan:
+        """Return the plan of an observation."""
+
+    def reset(self) -> None:
+        """Drop what is cached from earlier frames."""
+
+
+class SkipLike(Protocol):
+    """Why there is no observation."""
+
+    @property
+    def reason(self) -> str:
+        """Return the snake_case name."""
+
+    @property
+    def detail(self) -> str:
+        """Return one line with the value and the remedy."""
+
+
+class SourceLike(Protocol):
+    """The part of `planner.buffers.ObservationBuffer` that a cycle uses."""
+
+    def select(self, t0_ns: int) -> Observation | SkipLike:
+        """Return the observation at t0 or the reason why there is none."""
+
+
+@dataclass
+class CycleStatistics:
+    """Counts and latencies since activation; written by the worker, read by diagnostics."""
+
+    published: int = 0
+    rejected: int = 0
+    failed: int = 0
+    superseded: int = 0
+    deadline_misses: int = 0
+    budget_misses: int = 0
+    skipped: Counter[str] = field(default_factory=Counter)
+    processing: LatencyWindow = field(default_factory=LatencyWindow)
+
+    def count(self, result: CycleResult, budget_ms: float) -> None:
+        """Add one finished cycle."""
+        if result.outcome is Outcome.SKIPPED:
+            self.skipped[result.reason] += 1
+            return
+        self.published += result.outcome is Outcome.PUBLISHED
+        self.rejected += result.outcome is Outcome.REJECTED
+        self.failed += result.outcome is Outcome.FAILED
+        self.deadline_misses += result.outcome is Outcome.LATE
+        if result.plan is not None:
+            self.budget_misses += result.processing_ms > budget_ms
+            self.processing.add(result.processing_ms)
+
+
+class RateLimit:
+    """
+    Let at most `rate_hz` triggers per second through, by their own stamps.
+
+    A camera at exactly that rate jitters, so a trigger may come a quarter of a period early; the
+    schedule then moves on by a whole period and the mean stays below the limit.
+    """
+
+    def __init__(self) -> None:
+        self._due_ns: int | None = None
+
+    def allows(self, t0_ns: int, rate_hz: float) -> bool:
+        """Return whether a trigger at t0 may start a cycle, and schedule the next one."""
+        period_ns = round(1e9 / rate_hz)
+        due_ns = t0_ns if self._due_ns is None else self._due_ns
+        if t0_ns < due_ns - period_ns // 4:
+            return False
+        self._due_ns = max(due_ns, t0_ns - period_ns // 4) + period_ns
+        return True
+
+    def reset(self) -> None:
+        """Let the next trigger through, for example after a clock jump."""
+        self._due_ns = None
+
+
+class PlanningCycle:
+    """
+    Run cycles and remember the last good plan.
+
+    `publish` gets a plan that passed all checks, or the previous one again on a miss.
+    """
+
+    def __init__(self, planner: PlannerLike, source: SourceLike, watch: InputWatch,
+                 clock_ns: Callable[[], int], publish: Callable[[Plan], None]) -> None:
+        self._planner = planner
+        self._source = source
+        self._watch = watch
+        self._clock_ns = clock_ns
+        self._publish = publish
+        self._generation = 0
+        self._previous: Plan | None = None
+        self._previous_at: float | None = None
+
+    def invalidate(self) -> None:
+        """Make a cycle in progress end without publishing; any thread may call this."""
+        self._generation += 1
+
+    def reset(self) -> None:
+        """Forget everything from before a clock jump; only on the worker's thread."""
+        self._previous = None
+        self._previous_at = None
+        self._planner.reset()
+
+    def run(self, t0_ns: int, parameters: NodeParameters, cameras: Mapping[str, int]
+            ) -> CycleResult:
+        """
+        Plan for t0 and publish; `cameras` maps streams to the stamp that they must have reached.
+
+        What the planner raises goes through to the worker.
+        """
+        started = time.perf_counter()
+        generation = self._generation
+        refusal = self._check_age(t0_ns, parameters.sync.max_input_age_ms)
+        if refusal is None:
+            self._wait_for_inputs(t0_ns, parameters, cameras)
+            chosen = self._source.select(t0_ns)
+            if isinstance(chosen, Observation):
+                plan = self._planner.plan(chosen)
+                return self._finish(plan, generation, started, parameters)
+            refusal = CycleResult(t0_ns, Outcome.SKIPPED, chosen.reason, chosen.detail)
+        return replace(refusal, processing_ms=_elapsed_ms(started))
+
+    def _check_age(self, t0_ns: int, limit_ms: float) -> CycleResult | None:
+        """Return why a trigger is not worth a cycle, or None."""
+        now_ns = self._clock_ns()
+        age_ms = (now_ns - t0_ns) / 1e6
+        if now_ns == 0:
+            return CycleResult(t0_ns, Outcome.SKIPPED, 'clock_not_running',
+                               'use_sim_time is true but nothing came on /clock; start the bag '
+                               'with --clock or set use_sim_time to false')
+        if age_ms < -_FUTURE_TOLERANCE_MS:
+            return CycleResult(t0_ns, Outcome.SKIPPED, 'stamp_in_future',
+                               f'the anchor frame is {-age_ms:.0f} ms ahead of the node clock; '
+                               'check the clock of the camera computer')
+        if age_ms > limit_ms:
+            return CycleResult(t0_ns, Outcome.SKIPPED, 'input_too_old',
+                               f'the anchor frame is {age_ms:.0f} ms old, the limit is '
+                               f'{limit_ms:.0f} ms (sync.max_input_age_ms); a recorded bag needs '
+                               '--clock and use_sim_time')
+        return None
+
+    def _wait_for_inputs(self, t0_ns: int, parameters: NodeParameters,
+                         cameras: Mapping[str, int]) -> None:
+        """Give the messages of the same instant a bounded time to arrive after the trigger."""
+        started = time.monotonic()
+        self._watch.wait_for(cameras, parameters.sync.image_wait_ms / 1e3)
+        left = parameters.sync.odometry_wait_ms / 1e3 - (time.monotonic() - started)
+        self._watch.wait_for({'odometry': t0_ns}, max(0.0, left))
+
+    def _finish(self, plan: Plan, generation: int, started: float,
+                parameters: NodeParameters) -> CycleResult:
+        """Check and publish a plan."""
+        latency_ms = (self._clock_ns() - plan.t0_ns) / 1e6
+        result = CycleResult(plan.t0_ns, Outcome.PUBLISHED, plan=plan,
+                             pipeline_latency_ms=latency_ms)
+        limit_ms = parameters.deadline.max_pipeline_latency_ms
+        if generation != self._generation:
+            result = replace(result, outcome=Outcome.SKIPPED, reason='reset',
+                             detail='the node was reset while this plan was made')
+        elif not plan.verdict.accepted:
+            result = replace(result, outcome=Outcome.REJECTED, reason=plan.verdict.reason,
+                             detail=plan.verdict.detail)
+        elif latency_ms > limit_ms:
+            result = self._miss(result, limit_ms, parameters.deadline.on_miss)
+        else:
+            result = self._publish_new(result, plan)
+        return replace(result, processing_ms=_elapsed_ms(started))
+
+    def _publish_new(self, result: CycleResult, plan: Plan) -> CycleResult:
+        self._publish(plan)
+        now = time.perf_counter()
+        cyclic_ms = None if self._previous_at is None else 1e3 * (now - self._previous_at)
+        self._previous, self._previous_at = plan, now
+        return replace(result, cyclic_ms=cyclic_ms)
+
+    def _miss(self, result: CycleResult, limit_ms: float, on_miss: str) -> CycleResult:
+        """Handle a plan that is too old; an old plan keeps its old stamp."""
+        repeat = on_miss == 'last_valid' and self._previous is not None
+        if repeat and self._previous is not None:
+            self._publish(self._previous)
+        return replace(result, outcome=Outcome.LATE, reason='deadline_missed', repeated=repeat,
+                       detail=f'the plan is {result.pipeline_latency_ms:.0f} ms old, the limit is '
+                              f'{limit_ms:.0f} ms (deadline.max_pipeline_latency_ms); '
+                              'see the latency diagnostic for the slowest stage')
+
+
+def _elapsed_ms(started: float) -> float:
+    return 1e3 * (time.perf_counter() - started)

@@ -1,0 +1,89 @@
+# Copyright 2026 rspec_planner authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""
+Load the planner that the parameters ask for, warm it up, and say what was loaded.
+
+PyTorch is imported here, inside the functions, so that a node with a bad parameter file fails
+before it spends seconds on imports.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+import sys
+import time
+from typing import Any
+
+import numpy as np
+
+from rspec_planner.model.config import ProfileConfig
+from rspec_planner.parameters import NodeParameters
+from rspec_planner.planner.history import history_stamps
+from rspec_planner.planner.observation import Observation
+
+_WARM_UP_T0_NS = 10_000_000_000
+_WARM_UP_SPEED_MPS = 5.0
+
+
+def load_planner(parameters: NodeParameters) -> Any:
+    """Return the Planner of the checkpoint; raises EngineError with the remedy."""
+    from rspec_planner.planner.pipeline import Planner
+    return Planner.load(
+        parameters.model.checkpoint, device=parameters.model.device, seed=parameters.model.seed,
+        num_samples=parameters.planning.num_samples, flow_steps=parameters.planning.flow_steps,
+        max_reasoning_tokens=parameters.planning.max_reasoning_tokens,
+        use_vision_cache=parameters.model.vision_cache)
+
+
+def warm_up_observation(profile: ProfileConfig) -> Observation:
+    """Return grey images and a straight drive, of the shapes that real frames have."""
+    cameras = profile.cameras
+    stamps = history_stamps(_WARM_UP_T0_NS, cameras.frames)
+    poses = np.tile(np.eye(4), (profile.history.num_poses, 1, 1))
+    times_s = (history_stamps(0, profile.history.num_poses) / 1e9).astype(np.float64)
+    poses[:, 0, 3] = _WARM_UP_SPEED_MPS * times_s
+    return Observation(
+        t0_ns=_WARM_UP_T0_NS, camera_names=cameras.names,
+        images=np.full((len(cameras.names), cameras.frames, cameras.height, cameras.width, 3),
+                       128, dtype=np.uint8),
+        image_stamps_ns=np.tile(stamps, (len(cameras.names), 1)), ego_poses=poses,
+        ego_pose_at_t0=np.eye(4), odometry_frame='map', speed_mps=_WARM_UP_SPEED_MPS)
+
+
+def warm_up(planner: Any) -> float:
+    """Plan twice on made-up input, drop all caches, and return the second time in ms."""
+    observation = warm_up_observation(planner.profile)
+    planner.plan(observation)
+    started = time.perf_counter()
+    planner.plan(observation)
+    elapsed_ms = 1e3 * (time.perf_counter() - started)
+    planner.reset()
+    return elapsed_ms
+
+
+def engine_values(planner: Any, parameters: NodeParameters,
+                  measured: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the key values of the `engine` diagnostic."""
+    values: dict[str, Any] = {'profile': planner.profile.name,
+                              'checkpoint': parameters.model.checkpoint,
+                              'device': parameters.model.device, 'gpu': 'none',
+                              'tensorrt_version': 'none', **measured}
+    for key in ('precision', 'manifest_sha256'):
+        values[key] = getattr(planner, key, 'unknown')
+    torch = sys.modules.get('torch')
+    if torch is not None and parameters.model.device.startswith('cuda'):
+        values['gpu'] = torch.cuda.get_device_name(parameters.model.device)
+        values['gpu_memory_mib'] = torch.cuda.memory_allocated() / 2**20
+        values['peak_gpu_memory_mib'] = torch.cuda.max_memory_allocated() / 2**20
+    return values

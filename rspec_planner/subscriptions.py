@@ -1,0 +1,200 @@
+# Copyright 2026 rspec_planner authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""
+Subscriptions of the node: cameras, odometry and navigation text, into the observation buffer.
+
+Callbacks only store references and note stamps; decoding happens on the worker, for the frames
+that a plan really uses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+import time
+from typing import Any
+
+from nav_msgs.msg import Odometry
+from rclpy.event_handler import SubscriptionEventCallbacks
+from rclpy.lifecycle import LifecycleNode
+from rclpy.qos import (
+    DurabilityPolicy,
+    qos_policy_name_from_kind,
+    QoSProfile,
+    ReliabilityPolicy,
+)
+from rclpy.qos_overriding_options import QoSOverridingOptions
+from sensor_msgs.msg import CompressedImage, Image
+from std_msgs.msg import String
+
+from rspec_planner.inputs import InputWatch
+from rspec_planner.parameters import CameraParameters
+from rspec_planner.planner.buffers import ObservationBuffer
+from rspec_planner.ros_conversions import BASE_FRAME, image_array, odometry_sample, stamp_to_ns
+
+COMPRESSED = '/compressed'
+#: with transport 'auto' the other transport may take over after this silence
+_TAKEOVER_S = 1.0
+
+
+def sensor_qos(depth: int) -> QoSProfile:
+    """Return best effort and volatile, which matches every publisher."""
+    return QoSProfile(depth=depth, reliability=ReliabilityPolicy.BEST_EFFORT,
+                      durability=DurabilityPolicy.VOLATILE)
+
+
+@dataclass
+class _Camera:
+    """One camera stream and, with transport 'auto', which transport delivers it."""
+
+    index: int
+    name: str
+    topics: tuple[str, ...]
+    transport: type[Any] | None = None
+    heard_s: float = 0.0
+
+    def accepts(self, message: Any) -> bool:
+        """Return whether to use a message, so that two transports never deliver a frame twice."""
+        now = time.monotonic()
+        if self.transport not in (None, type(message)) and now - self.heard_s < _TAKEOVER_S:
+            return False
+        self.transport, self.heard_s = type(message), now
+        return True
+
+
+class InputSubscriptions:
+    """
+    All inputs of one configured node.
+
+    `on_anchor` gets the stamp of each frame of the anchor camera; `on_discontinuity` gets a
+    reason when the odometry starts to describe another point of the vehicle.
+    """
+
+    def __init__(self, node: LifecycleNode, buffer: ObservationBuffer, watch: InputWatch,
+                 on_anchor: Callable[[int], None],
+                 on_discontinuity: Callable[[str], None]) -> None:
+        self._node = node
+        self._buffer = buffer
+        self._watch = watch
+        self._on_anchor = on_anchor
+        self._on_discontinuity = on_discontinuity
+        self._subscriptions: list[Any] = []
+        self._topics: dict[str, tuple[str, ...]] = {}
+        self._qos_faults: dict[str, str] = {}
+        self._notes: dict[str, str] = {}
+        self._anchor = ''
+        self._child_frame_id: str | None = None
+        self.enabled = False  # data is dropped unless the node is active
+
+    def create(self, cameras: CameraParameters, names: tuple[str, ...], anchor: str) -> None:
+        """Subscribe; `names` are the cameras of the model in the order of `cameras.ids`."""
+        self._anchor = anchor
+        for index, (name, transport) in enumerate(zip(names, cameras.transport)):
+            self._add_camera(index, name, transport)
+        self._topics['odometry'] = (self._node.resolve_topic_name('~/input/odometry'),)
+        self._watch.add('odometry', 'odometry', self._topics['odometry'][0])
+        self._subscribe(Odometry, '~/input/odometry', sensor_qos(50), self._on_odometry)
+        self._subscribe(String, '~/input/navigation_text', QoSProfile(depth=1),
+                        self._on_navigation_text)
+
+    def destroy(self) -> None:
+        """Take the subscriptions off the graph, for cleanup."""
+        self.enabled = False
+        for subscription in self._subscriptions:
+            self._node.destroy_subscription(subscription)
+        self._subscriptions.clear()
+
+    def publishers(self) -> dict[str, int]:
+        """Return how many publishers each stream has."""
+        return {name: sum(self._node.count_publishers(topic) for topic in topics)
+                for name, topics in self._topics.items()}
+
+    @property
+    def faults(self) -> list[str]:
+        """Return QoS mismatches, one line each."""
+        return list(self._qos_faults.values())
+
+    @property
+    def notes(self) -> list[str]:
+        """Return further complaints about the content of messages, one line each."""
+        return list(self._notes.values())
+
+    def _add_camera(self, index: int, name: str, transport: str) -> None:
+        base = self._node.resolve_topic_name(f'~/input/image{index}')
+        plain = base.removesuffix(COMPRESSED)
+        kinds: dict[str, type[Any]] = {}
+        if transport in ('raw', 'auto'):
+            kinds[plain] = Image
+        if transport in ('compressed', 'auto'):
+            kinds[plain + COMPRESSED] = CompressedImage
+        camera = _Camera(index, name, tuple(kinds))
+        stream = f'image{index}'
+        self._topics[stream] = camera.topics
+        label = '[/compressed]' if len(kinds) > 1 else ''
+        self._watch.add(stream, f"camera '{name}'", next(iter(kinds)) + label)
+        for topic, kind in kinds.items():
+            self._subscribe(kind, topic, sensor_qos(10), partial(self._on_image, camera))
+
+    def _subscribe(self, kind: type[Any], topic: str, qos: QoSProfile,
+                   callback: Callable[[Any], None]) -> None:
+        name = self._node.resolve_topic_name(topic)
+        events = SubscriptionEventCallbacks(
+            incompatible_qos=lambda event: self._on_incompatible(name, event))
+        self._subscriptions.append(self._node.create_subscription(
+            kind, topic, callback, qos, event_callbacks=events,
+            qos_overriding_options=QoSOverridingOptions.with_default_policies()))
+
+    def _on_incompatible(self, topic: str, event: Any) -> None:
+        policy = qos_policy_name_from_kind(event.last_policy_kind)
+        self._qos_faults[topic] = (
+            f'{event.total_count} publisher(s) on {topic} offer an incompatible {policy} policy '
+            f'and are not heard; set the parameter qos_overrides.{topic}.subscription.* or '
+            "change the publisher's QoS")
+        self._node.get_logger().warning(self._qos_faults[topic])
+
+    def _on_image(self, camera: _Camera, message: Any) -> None:
+        if not self.enabled or not camera.accepts(message):
+            return
+        stamp_ns = stamp_to_ns(message.header.stamp)
+        self._buffer.add_image(camera.name, stamp_ns, partial(image_array, message))
+        self._watch.record(f'image{camera.index}', stamp_ns)
+        if camera.name == self._anchor:
+            self._on_anchor(stamp_ns)
+
+    def _on_odometry(self, message: Odometry) -> None:
+        if not self.enabled:
+            return
+        sample = odometry_sample(message)
+        self._check_child_frame(sample.child_frame_id)
+        self._buffer.add_pose(sample.stamp_ns, sample.position, sample.quaternion_xyzw,
+                              sample.speed_mps, sample.frame_id)
+        self._watch.record('odometry', sample.stamp_ns)
+
+    def _check_child_frame(self, frame_id: str) -> None:
+        """Notice odometry of another point: plans would start there instead of the rear axle."""
+        if frame_id == self._child_frame_id:
+            return
+        if self._child_frame_id is not None:
+            self._on_discontinuity(f"odometry child_frame_id changed from "
+                                   f"'{self._child_frame_id}' to '{frame_id}'")
+        self._child_frame_id = frame_id
+        self._notes.pop('child_frame_id', None)
+        if frame_id != BASE_FRAME:
+            self._notes['child_frame_id'] = (
+                f"odometry child_frame_id is '{frame_id}', plans need '{BASE_FRAME}' (the centre "
+                'of the rear axle); publish odometry of that point')
+
+    def _on_navigation_text(self, message: String) -> None:
+        self._buffer.set_navigation_text(message.data)
