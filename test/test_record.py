@@ -11,9 +11,9 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-from dataclasses import dataclass, replace
 import math
 
+from drives import RIG, StraightDrive
 import numpy as np
 import pytest
 
@@ -28,51 +28,8 @@ from rspec_planner.world.record import (
     record_world,
     RecordOptions,
 )
-from rspec_planner.world.rig import Rig
 
-RIG = Rig(width=64, height=32)
 START = RecordOptions().start_ns
-
-
-@dataclass
-class Ego:
-    x: float = 0.0
-    y: float = 0.0
-    yaw: float = 0.1
-    speed: float = 10.0
-    acceleration: float = 0.0
-    curvature: float = 0.0
-
-    def at(self, dt):
-        return replace(self, x=self.x + self.speed * dt * math.cos(self.yaw),
-                       y=self.y + self.speed * dt * math.sin(self.yaw))
-
-
-@dataclass
-class Frame:
-    time_s: float
-    images: np.ndarray
-    ego: Ego
-    family: str
-    reasoning: str
-
-
-class StraightDrive:
-    """A drive at 10 m/s whose pictures are filled with their frame and camera number."""
-
-    def __init__(self):
-        self.index = 0
-
-    def frame(self):
-        images = np.zeros((4, 32, 64, 3), np.uint8)
-        for camera in range(4):
-            images[camera] = (self.index, camera * 50, 200)
-        family = 'lead_brake' if self.index < 5 else 'red_light'
-        return Frame(self.index * 0.1, images, Ego().at(self.index * 0.1), family,
-                     f'reason {self.index}')
-
-    def step(self):
-        self.index += 1
 
 
 def record(path, seconds=1.0, drive=None, **options):

@@ -1,0 +1,257 @@
+# Copyright 2026 rspec_planner authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""
+The `rspec` command: arguments in, one report out; the work is done elsewhere.
+
+Each subcommand returns a mapping. With --json it is the last line of stdout, one object; without,
+it is printed for people. Imports of numpy, PyTorch and ROS happen inside the subcommands, so
+that help is quick and a missing package stops only what needs it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+import functools
+import json
+import os
+from pathlib import Path
+import sys
+from typing import Any
+
+import click
+
+from rspec_planner import __version__
+from rspec_planner.errors import ConfigurationError, RspecError
+
+TRACEBACK_VARIABLE = 'RSPEC_TRACEBACK'
+_CONTEXT = {'help_option_names': ['-h', '--help'], 'max_content_width': 96}
+
+#: top-level module -> how to get it
+_REMEDIES = {
+    'rclpy': 'pip install -r requirements-ros.txt, or source a ROS 2 installation',
+    'torch': 'pip install torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu',
+}
+
+
+def _plain(value: Any) -> Any:
+    """Return what json cannot write itself: paths, numpy scalars and arrays, tuples of them."""
+    if hasattr(value, 'tolist'):
+        return value.tolist()
+    if isinstance(value, Path):
+        return str(value)
+    raise TypeError(f'{type(value).__name__} in a report')
+
+
+def _lines(value: Any, indent: str = '') -> Iterator[str]:
+    """Yield a report as indented `key: value` lines."""
+    for key, entry in value.items():
+        if isinstance(entry, Mapping):
+            yield f'{indent}{key}:'
+            yield from _lines(entry, indent + '  ')
+        elif isinstance(entry, list | tuple):
+            yield f'{indent}{key}:' + ('' if entry else ' none')
+            for item in entry:
+                yield f'{indent}  - ' + (', '.join(f'{k} {v}' for k, v in item.items())
+                                         if isinstance(item, Mapping) else str(item))
+        else:
+            text = f'{entry:.4g}' if isinstance(entry, float) else str(entry)
+            yield f'{indent}{key}: {text}'
+
+
+def emit(result: Mapping[str, Any], as_json: bool) -> None:
+    """Print a report for a program (one line) or for a person."""
+    if as_json:
+        click.echo(json.dumps(result, default=_plain))
+    else:
+        click.echo('\n'.join(_lines(json.loads(json.dumps(result, default=_plain)))))
+
+
+def reports(function: Callable[..., Mapping[str, Any]]) -> Callable[..., None]:
+    """Give a subcommand --json and print what it returns."""
+    @click.option('--json', 'as_json', is_flag=True,
+                  help='Print one JSON object as the last line of stdout.')
+    @functools.wraps(function)
+    def wrapper(*args: Any, as_json: bool, **options: Any) -> None:
+        result = function(*args, **options)
+        emit(result, as_json)
+        if result.get('ok') is False:
+            raise click.exceptions.Exit(1)
+    return wrapper
+
+
+@contextmanager
+def progress(total: int | None, label: str) -> Iterator[Callable[[], object]]:
+    """Show a bar on stderr while it is a terminal; yield the function that moves it by one."""
+    from tqdm import tqdm
+    with tqdm(total=total, desc=label, file=sys.stderr, disable=None, leave=False) as bar:
+        yield bar.update
+
+
+def split_list(values: Sequence[str]) -> list[str]:
+    """Return the entries of a repeatable option whose values may hold commas."""
+    return [part.strip() for value in values for part in value.split(',') if part.strip()]
+
+
+def parse_phases(values: Sequence[str]) -> dict[str, float]:
+    """Return {'front_tele': 5.0} for ['front_tele=5']."""
+    phases = {}
+    for entry in split_list(values):
+        camera, _, number = entry.partition('=')
+        try:
+            phases[camera] = float(number)
+        except ValueError:
+            raise ConfigurationError(f"--phase-ms '{entry}' is not CAMERA=MILLISECONDS; "
+                                     "write for example front_tele=5") from None
+    return phases
+
+
+@click.group(context_settings=_CONTEXT)
+def cli() -> None:
+    """Plan a drive with reasoning: cameras and odometry in, reasons and trajectory out."""
+
+
+@cli.command()
+@reports
+def version() -> Mapping[str, Any]:
+    """Print the version of this package and of what it runs on."""
+    from importlib import metadata
+    import platform
+    versions = {'version': __version__, 'python': platform.python_version()}
+    for name in ('torch', 'numpy', 'opencv-python-headless', 'ros-rclpy', 'rosbags'):
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            versions[name] = 'not installed'
+    return versions
+
+
+@cli.command()
+@reports
+def doctor() -> Mapping[str, Any]:
+    """Check what is installed, name what is missing and say what to do."""
+    from rspec_planner.doctor import examine
+    return examine()
+
+
+@cli.command('record-world')
+@click.argument('out', type=click.Path(path_type=Path))
+@click.option('--scenario', multiple=True, metavar='FAMILY',
+              help='Scenario family; repeat or separate by commas. Default: all.')
+@click.option('--seconds', type=float, default=20.0, show_default=True)
+@click.option('--seed', type=int, default=0, show_default=True)
+@click.option('--encoding', default='jpeg', show_default=True, help='jpeg, png or raw.')
+@click.option('--storage', default='', help='mcap or sqlite3. Default: by suffix.')
+@click.option('--odometry-hz', type=float, default=100.0, show_default=True)
+@click.option('--phase-ms', multiple=True, metavar='CAMERA=MS',
+              help='Constant lateness of one camera.')
+@click.option('--jitter-ms', type=float, default=0.0, help='Deviation of image stamps.')
+@click.option('--drop', type=float, default=0.0, help='Share of camera frames that are lost.')
+@click.option('--clock', is_flag=True, help='Record /clock as well.')
+@click.option('--overwrite', is_flag=True, help='Replace an existing bag.')
+@reports
+def record_world(out: Path, scenario: Sequence[str], seconds: float, seed: int, encoding: str,
+                 storage: str, odometry_hz: float, phase_ms: Sequence[str], jitter_ms: float,
+                 drop: float, clock: bool, overwrite: bool) -> Mapping[str, Any]:
+    """
+    Drive through the embedded world and write OUT, a rosbag2 bag.
+
+    OUT ending in .mcap or .db3 is one file, anything else a folder with metadata.yaml.
+    """
+    from rspec_planner.world.drive import Drive
+    from rspec_planner.world.record import record_world as record
+    from rspec_planner.world.record import RecordOptions
+    from rspec_planner.world.rig import Rig
+    options = RecordOptions(encoding=encoding, odometry_hz=odometry_hz, seed=seed,
+                            phase_ms=parse_phases(phase_ms), jitter_ms=jitter_ms, drop=drop,
+                            clock=clock)
+    rig = Rig()
+    unknown = sorted(set(options.phase_ms) - set(rig.names))
+    if unknown:
+        raise ConfigurationError(f"--phase-ms names camera '{unknown[0]}'; use one of "
+                                 f'{", ".join(rig.names)}')
+    drive = Drive(split_list(scenario), seed, rig=rig)
+    with progress(round(seconds * 10), 'recording') as advance:
+        result = record(out, drive, seconds, options, rig=rig, storage=storage,
+                        overwrite=overwrite, progress=advance)
+    return {'bag': result.bag, 'messages': result.messages, 'scenarios': result.scenarios,
+            'seconds': seconds, 'seed': seed}
+
+
+@cli.command()
+@click.argument('bag', type=click.Path(path_type=Path))
+@click.option('--out', type=click.Path(path_type=Path), help='Also write the plans as a bag.')
+@click.option('--records', type=click.Path(path_type=Path),
+              help='JSONL with one plan per line. Default: beside the bag.')
+@click.option('--topics', type=click.Path(path_type=Path),
+              help='YAML that maps topics of the bag to cameras and odometry.')
+@click.option('--params', type=click.Path(path_type=Path),
+              help="The node's parameter file. Default: the shipped one.")
+@click.option('--checkpoint', default='', help='Overrides model.checkpoint of --params.')
+@click.option('--device', default='', help='Overrides model.device of --params.')
+@click.option('--seed', type=int, help='Overrides model.seed of --params.')
+@click.option('--overwrite', is_flag=True, help='Replace an existing --out bag.')
+@reports
+def plan(bag: Path, out: Path | None, records: Path | None, topics: Path | None,
+         params: Path | None, checkpoint: str, device: str, seed: int | None,
+         overwrite: bool) -> Mapping[str, Any]:
+    """Plan BAG offline, without DDS; the same bag and seed give the same records."""
+    from rspec_planner.offline import OfflineOptions, plan_bag
+    options = OfflineOptions(out=out, records=records, topics=topics, params=params,
+                             checkpoint=checkpoint, device=device, seed=seed,
+                             overwrite=overwrite)
+    return plan_bag(bag, options, progress=functools.partial(progress, label='planning'))
+
+
+def _describe(error: BaseException) -> tuple[str, int]:
+    """Return the one line and the exit code for what a subcommand raised."""
+    if isinstance(error, click.ClickException):
+        context = getattr(error, 'ctx', None)
+        hint = f'; see: {context.command_path} --help' if context else ''
+        return error.format_message().rstrip('.') + hint, 2
+    if isinstance(error, RspecError):
+        return str(error), 2
+    if isinstance(error, ModuleNotFoundError):
+        name = str(error.name).split('.')[0]
+        remedy = _REMEDIES.get(name, 'run: rspec doctor')
+        return f"Python module '{error.name}' is missing; {remedy}", 2
+    if isinstance(error, OSError) and error.filename is not None:
+        return f'{error.filename}: {error.strerror}; check the path and its permissions', 2
+    return (f'unexpected {type(error).__name__}: {error}; set {TRACEBACK_VARIABLE}=1 for the '
+            'traceback and report it'), 1
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; return the exit code. A failure is one line on stderr."""
+    try:
+        code = cli.main(args=arguments, prog_name='rspec', standalone_mode=False)
+        return code if isinstance(code, int) else 0
+    except (KeyboardInterrupt, click.Abort):
+        click.echo('error: interrupted', err=True)
+        return 130
+    except click.exceptions.Exit as stop:
+        return stop.exit_code
+    except click.exceptions.NoArgsIsHelpError as request:
+        click.echo(request.format_message(), err=True)
+        return 2
+    except Exception as error:  # the one place where anything may arrive
+        if os.environ.get(TRACEBACK_VARIABLE):
+            raise
+        line, code = _describe(error)
+        click.echo('error: ' + ' '.join(line.split()), err=True)
+        return code
+
+
+if __name__ == '__main__':
+    sys.exit(main())

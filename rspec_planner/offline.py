@@ -1,0 +1,297 @@
+# Copyright 2026 rspec_planner authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""
+Plan a bag offline: no DDS, no clock, no threads; the same bag gives the same records bit by bit.
+
+Messages go into the node's own observation buffer in log-time order and the anchor camera
+triggers as it does live; waiting for late inputs happens in bag time. Records hold no
+durations, because those differ from run to run.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+import json
+import os
+from pathlib import Path
+from typing import Any, Protocol
+
+from rspec_planner.bag_topics import choose_topics, TopicMap, TopicNames
+from rspec_planner.cycle import RateLimit
+from rspec_planner.errors import ConfigurationError, InputError
+from rspec_planner.model.config import ProfileConfig
+from rspec_planner.offline_bag import PlanBag
+from rspec_planner.parameters import load_yaml_parameters, NodeParameters, PARAMETER_FILE
+from rspec_planner.planner.buffers import ObservationBuffer, SelectionLimits, Skip
+from rspec_planner.planner.images import decode_compressed, decode_image
+from rspec_planner.planner.observation import Observation
+from rspec_planner.planner.plan import Plan
+from rspec_planner.planner.timing import LatencyWindow
+from rspec_planner.transport import config_path
+from rspec_planner.world.bag import BagMessage, BagReader
+
+#: called with the number of messages; gives the function to call after each of them
+Progress = Callable[[int], AbstractContextManager[Callable[[], object]]]
+
+
+class PlannerLike(Protocol):
+    """What planning a bag needs of `planner.pipeline.Planner`."""
+
+    @property
+    def profile(self) -> ProfileConfig:
+        """Return the profile, for cameras and history."""
+
+    def plan(self, observation: Observation) -> Plan:
+        """Return the plan of an observation."""
+
+
+@dataclass(frozen=True)
+class OfflineOptions:
+    """Where things are and what overrides the parameter file ('' and None: nothing)."""
+
+    out: Path | None = None
+    records: Path | None = None
+    topics: Path | None = None
+    params: Path | None = None
+    checkpoint: str = ''
+    device: str = ''
+    seed: int | None = None
+    overwrite: bool = False
+
+
+@dataclass
+class _Tally:
+    """What happened so far."""
+
+    plans: int = 0
+    committed: int = 0
+    iterations: int = 0
+    skipped: Counter[str] = field(default_factory=Counter)
+    last_skip: Skip | None = None
+    times: LatencyWindow = field(default_factory=lambda: LatencyWindow(size=1_000_000))
+
+    def add(self, result: Plan | Skip) -> None:
+        """Count one trigger."""
+        if isinstance(result, Skip):
+            self.skipped[result.reason] += 1
+            self.last_skip = result
+            return
+        stats = result.reasoning.stats
+        self.plans += 1
+        self.committed += sum(stats.committed)
+        self.iterations += stats.iterations
+        self.times.add(result.times.total_ms)
+
+
+class BagPlanner:
+    """Feeds messages to a planner in bag time; yields a Plan or a Skip for each trigger."""
+
+    def __init__(self, planner: PlannerLike, topics: TopicMap,
+                 parameters: NodeParameters) -> None:
+        sync = parameters.sync
+        cameras = planner.profile.cameras
+        self._planner = planner
+        self._topics = topics
+        self._cameras = cameras.names
+        self._anchor = cameras.names[cameras.ids.index(sync.anchor_camera)] \
+            if sync.anchor_camera in cameras.ids else cameras.anchor
+        self._buffer = ObservationBuffer(planner.profile, SelectionLimits(
+            image_tolerance_ms=sync.image_tolerance_ms,
+            odometry_max_gap_ms=sync.odometry_max_gap_ms))
+        self._rate_hz = parameters.planning.rate_hz
+        self._limit = RateLimit()
+        self._wait_ns = round(max(sync.image_wait_ms, sync.odometry_wait_ms) * 1e6)
+        self._waiting: tuple[int, int] | None = None  # t0 and the bag time when waiting ends
+
+    def feed(self, item: BagMessage) -> Iterator[Plan | Skip]:
+        """Take one message; yield the result of a trigger that it completes or outlives."""
+        if self._waiting is not None and item.log_ns > self._waiting[1]:
+            yield from self.finish()
+        if item.topic in self._topics.cameras:
+            yield from self._feed_image(self._topics.cameras[item.topic], item)
+        elif item.topic == self._topics.odometry:
+            self._feed_odometry(item.content)
+        else:
+            self._buffer.set_navigation_text(item.content.data)
+        if self._waiting is not None and self._complete(self._waiting[0]):
+            yield from self.finish()
+
+    def finish(self) -> Iterator[Plan | Skip]:
+        """Yield the result of the trigger that is still waiting, if there is one."""
+        if self._waiting is None:
+            return
+        t0_ns, self._waiting = self._waiting[0], None
+        chosen = self._buffer.select(t0_ns)
+        if isinstance(chosen, Skip):
+            yield chosen
+            return
+        plan = self._planner.plan(chosen)
+        verdict = plan.verdict
+        yield plan if verdict.accepted else Skip(f'rejected_{verdict.reason}', verdict.detail)
+
+    def _feed_image(self, camera: str, item: BagMessage) -> Iterator[Plan | Skip]:
+        stamp_ns = _stamp_ns(item.content)
+        self._buffer.add_image(camera, stamp_ns, partial(_decode, item.topic, item.content))
+        if camera == self._anchor and self._limit.allows(stamp_ns, self._rate_hz):
+            yield from self.finish()
+            self._waiting = stamp_ns, item.log_ns + self._wait_ns
+
+    def _feed_odometry(self, content: Any) -> None:
+        pose, turn = content.pose.pose.position, content.pose.pose.orientation
+        self._buffer.add_pose(
+            _stamp_ns(content), (pose.x, pose.y, pose.z), (turn.x, turn.y, turn.z, turn.w),
+            content.twist.twist.linear.x, content.header.frame_id)
+
+    def _complete(self, t0_ns: int) -> bool:
+        """Return whether every stream has reached t0."""
+        return all((self._buffer.newest_stamp_ns(name) or 0) >= t0_ns
+                   for name in (*self._cameras, 'odometry'))
+
+
+def _stamp_ns(content: Any) -> int:
+    stamp = content.header.stamp
+    return int(stamp.sec) * 10**9 + int(stamp.nanosec)
+
+
+def _decode(topic: str, content: Any) -> Any:
+    """Return RGB pixels of an Image or CompressedImage; errors name the topic."""
+    try:
+        if hasattr(content, 'encoding'):
+            return decode_image(content.encoding, content.height, content.width, content.step,
+                                content.data)
+        return decode_compressed(content.data)
+    except InputError as error:
+        raise InputError(f'{topic}: {error}') from None
+
+
+def record_of(plan: Plan) -> dict[str, Any]:
+    """Return the record of a plan: no durations, floats in full."""
+    stats = plan.reasoning.stats
+    return {'t0_ns': plan.t0_ns, 'text': plan.reasoning.text,
+            'tokens': list(plan.reasoning.token_ids), 'complete': plan.reasoning.complete,
+            'iterations': stats.iterations, 'committed': list(stats.committed),
+            'poses': plan.poses.tolist(), 'speeds': plan.speeds.tolist()}
+
+
+def read_parameters(options: OfflineOptions) -> NodeParameters:
+    """Return the node's parameters with the overrides of the command line."""
+    values = load_yaml_parameters(options.params or config_path(PARAMETER_FILE))
+    overrides = {'model.checkpoint': options.checkpoint, 'model.device': options.device,
+                 'model.seed': options.seed}
+    values.update({key: value for key, value in overrides.items() if value not in ('', None)})
+    return NodeParameters.from_values(values)
+
+
+def load_planner(parameters: NodeParameters) -> PlannerLike:
+    """Return the planner that the parameters describe."""
+    from rspec_planner.planner.pipeline import Planner
+    model, planning = parameters.model, parameters.planning
+    planner: PlannerLike = Planner.load(
+        model.checkpoint, device=model.device, seed=model.seed,
+        num_samples=planning.num_samples, flow_steps=planning.flow_steps,
+        max_reasoning_tokens=planning.max_reasoning_tokens, use_vision_cache=model.vision_cache)
+    return planner
+
+
+def plan_bag(bag: Path, options: OfflineOptions, *, progress: Progress | None = None,
+             make_planner: Callable[[NodeParameters], PlannerLike] = load_planner
+             ) -> dict[str, Any]:
+    """
+    Plan every trigger of a bag, write the records and return the report.
+
+    Raises InputError when the bag cannot be used or gives no plan at all; no file is left then.
+    """
+    records = options.records or bag.with_name(f'{bag.name}.plans.jsonl')
+    if options.out is not None and options.out.resolve() == bag.resolve():
+        raise ConfigurationError(f'--out {options.out} is the input bag; choose another name')
+    parameters = read_parameters(options)
+    with BagReader(bag) as reader:
+        types, counts = reader.topics, reader.counts
+        if not any(counts.values()):
+            raise InputError(f'bag {bag} holds no messages; record it again')
+        planner = make_planner(parameters)
+        cameras = planner.profile.cameras.names
+        topics = choose_topics(bag, types, counts, TopicNames.read(options.topics, cameras),
+                               cameras)
+        bar = (progress or _no_progress)(sum(counts[topic] for topic in topics.all))
+        with bar as advance, _RecordFile(records) as write:
+            out = PlanBag(options.out, parameters.output.frame, options.overwrite) \
+                if options.out is not None else nullcontext()
+            with out as plans:
+                tally = _Tally()
+                for result in _results(reader, BagPlanner(planner, topics, parameters), topics,
+                                       advance):
+                    tally.add(result)
+                    if not isinstance(result, Skip):
+                        write(record_of(result))
+                        if plans is not None:
+                            plans.write(result)
+                _require_plans(bag, tally)
+    return _report(tally, records, options.out)
+
+
+def _results(reader: BagReader, planner: BagPlanner, topics: TopicMap,
+             advance: Callable[[], object]) -> Iterator[Plan | Skip]:
+    """Yield the result of every trigger of a bag."""
+    for item in reader.read(topics.all):
+        yield from planner.feed(item)
+        advance()
+    yield from planner.finish()
+
+
+def _no_progress(total: int) -> AbstractContextManager[Callable[[], object]]:
+    return nullcontext(lambda: None)
+
+
+class _RecordFile:
+    """A JSONL file that appears under its name only when everything is in it."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._part = path.with_name(f'.{path.name}.{os.getpid()}')
+
+    def __enter__(self) -> Callable[[dict[str, Any]], None]:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._stream = self._part.open('w', encoding='utf-8')
+        return lambda record: print(json.dumps(record), file=self._stream)
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        self._stream.close()
+        if kind is None:
+            self._part.replace(self._path)
+        else:
+            self._part.unlink()
+
+
+def _require_plans(bag: Path, tally: _Tally) -> None:
+    """Raise InputError that names the latest obstacle when nothing could be planned."""
+    if tally.plans:
+        return
+    if tally.last_skip is None:
+        raise InputError(f'bag {bag} has no frame of the anchor camera with a valid stamp; '
+                         'record it longer')
+    skipped = ', '.join(f'{reason} {count}' for reason, count in tally.skipped.most_common())
+    raise InputError(f'bag {bag} gives no plan; the last obstacle is {tally.last_skip.reason}: '
+                     f'{tally.last_skip.detail} (skipped: {skipped})')
+
+
+def _report(tally: _Tally, records: Path, out: Path | None) -> dict[str, Any]:
+    report = {'plans': tally.plans, 'skipped': dict(tally.skipped),
+              'accepted_length': tally.committed / tally.iterations if tally.iterations else 0.0,
+              'frame_ms': tally.times.summary(), 'records': str(records)}
+    return {**report, 'bag': str(out)} if out is not None else report
