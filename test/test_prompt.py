@@ -20,7 +20,13 @@ import pytest
 
 from rspec_planner.errors import InputError
 from rspec_planner.model.config import tiny
-from rspec_planner.planner.prompt import build_prompt, segment_positions, visual_mask
+from rspec_planner.planner.prompt import (
+    build_prompt,
+    max_prompt_length,
+    MAX_ROUTE_WORDS,
+    segment_positions,
+    visual_mask,
+)
 from rspec_planner.planner.tokenizer import build_tokenizer
 
 TOKENIZER = build_tokenizer(['turn left at the junction', 'brake because'])
@@ -116,3 +122,10 @@ def test_positions_of_the_built_prompt():
 def test_history_of_wrong_length_is_named():
     with pytest.raises(InputError, match='ego_poses'):
         build_prompt(PROFILE, TOKENIZER, poses()[:10])
+
+
+def test_longest_prompt_is_known():
+    longest = build_prompt(PROFILE, TOKENIZER, poses(), 'left ' * MAX_ROUTE_WORDS)
+    assert longest.length == max_prompt_length(PROFILE, TOKENIZER)
+    with pytest.raises(InputError, match='65 words'):
+        build_prompt(PROFILE, TOKENIZER, poses(), 'left ' * (MAX_ROUTE_WORDS + 1))

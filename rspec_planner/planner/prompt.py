@@ -44,6 +44,9 @@ Floats = NDArray[np.float64]
 #: a layout is a sequence of text runs (token counts) and images (merged rows, columns)
 Segment = int | tuple[int, int]
 
+#: longest navigation text; buffers are sized for it
+MAX_ROUTE_WORDS = 64
+
 
 @dataclass(frozen=True)
 class Prompt:
@@ -103,10 +106,19 @@ def build_prompt(profile: ProfileConfig, tokenizer: Tokenizer, ego_poses: Floats
 def route_ids(profile: ProfileConfig, tokenizer: Tokenizer, navigation_text: str) -> Ints:
     """Return the route block, or no ids at all when there is nothing to say."""
     words = tokenizer.encode(navigation_text)
+    if len(words) > MAX_ROUTE_WORDS:
+        raise InputError(f'navigation text: {len(words)} words, limit {MAX_ROUTE_WORDS}; '
+                         'send one short command')
     if not words:
         return np.zeros(0, dtype=np.int64)
     return np.array([tokenizer.special('route_start'), *words, tokenizer.special('route_end')],
                     dtype=np.int64)
+
+
+def max_prompt_length(profile: ProfileConfig, tokenizer: Tokenizer) -> int:
+    """Return the length of the longest prompt that `build_prompt` makes."""
+    head, tail = _fixed_ids(profile, tokenizer)
+    return len(head) + 3 * profile.history.num_poses + 1 + MAX_ROUTE_WORDS + 2 + len(tail)
 
 
 def visual_mask(profile: ProfileConfig, token_ids: Ints) -> NDArray[np.bool_]:

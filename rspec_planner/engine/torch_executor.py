@@ -1,0 +1,210 @@
+# Copyright 2026 rspec_planner authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""
+The stages of a target as PyTorch executors: vision, prefill, verify, flow_step.
+
+All stages of one target share one KV cache, which no buffer list repeats: prefill and verify
+write its rows, flow_step reads them. Shapes are fixed at construction; where the CPU gains from
+shorter rows (prompt length, context length) the body slices the fixed buffers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+
+import torch
+from torch import Tensor
+
+from rspec_planner.model.action import ExpertContext
+from rspec_planner.model.image import patchify
+from rspec_planner.model.rope import flat_cos_sin, mrope_cos_sin
+from rspec_planner.model.target import Target
+from rspec_planner.model.text import KVCache, place_visual
+
+Body = Callable[[Mapping[str, Tensor], Mapping[str, Tensor]], None]
+
+
+class TorchExecutor:
+    """Runs `body(inputs, outputs)`, which fills the output buffers in place."""
+
+    def __init__(self, body: Body, inputs: Mapping[str, Tensor],
+                 outputs: Mapping[str, Tensor]) -> None:
+        self._body = body
+        self._inputs = dict(inputs)
+        self._outputs = dict(outputs)
+
+    @property
+    def inputs(self) -> Mapping[str, Tensor]:
+        """Return the buffers that the caller fills in place."""
+        return self._inputs
+
+    @property
+    def outputs(self) -> Mapping[str, Tensor]:
+        """Return the buffers that `enqueue` overwrites."""
+        return self._outputs
+
+    def enqueue(self, stream: torch.cuda.Stream | None = None) -> None:
+        """Run the body on `stream`, or on the current stream (the CPU: at once)."""
+        with torch.inference_mode(), torch.cuda.stream(stream) if stream else nullcontext():
+            self._body(self._inputs, self._outputs)
+
+
+def vision_executor(target: Target, images: int) -> TorchExecutor:
+    """
+    Return the stage that encodes `images` images per call.
+
+    inputs: 'images' (N, H, W, 3) uint8 RGB.
+    outputs: 'features' (N, T, hidden), 'deepstack' (D, N, T, hidden).
+    An image's features do not depend on the other images of the call.
+    """
+    cfg = target.cfg
+    shape = (images, cfg.cameras.height, cfg.cameras.width, 3)
+    inputs = {'images': torch.zeros(shape, dtype=torch.uint8, device=target.device)}
+    outputs = feature_buffers(target, images)
+
+    def body(inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor]) -> None:
+        patches = patchify(inputs['images'], cfg.vision.patch_size,
+                           cfg.vision.temporal_patch_size, cfg.vision.spatial_merge_size)
+        features, deepstack = target.vision(patches, cfg.patch_grid)
+        outputs['features'].copy_(features)
+        for row, part in zip(outputs['deepstack'], deepstack):
+            row.copy_(part)
+
+    return TorchExecutor(body, inputs, outputs)
+
+
+def feature_buffers(target: Target, images: int) -> dict[str, Tensor]:
+    """Return 'features' (N, T, hidden) and 'deepstack' (D, N, T, hidden) for N images."""
+    cfg = target.cfg
+    shape = (images, cfg.tokens_per_image, cfg.text.hidden_size)
+    taps = len(cfg.vision.deepstack_layers)
+    return {'features': torch.zeros(shape, dtype=target.dtype, device=target.device),
+            'deepstack': torch.zeros((taps, *shape), dtype=target.dtype, device=target.device)}
+
+
+def prefill_executor(target: Target, cache: KVCache, capacity: int) -> TorchExecutor:
+    """
+    Return the stage that reads a prompt of up to `capacity` tokens into cache rows 0 .. S - 1.
+
+    inputs: 'ids' (capacity,) int64, 'positions' (3, capacity) int64, 'length' (1,) int64,
+    'features' and 'deepstack' of all images in prompt order.
+    outputs: 'best' (1,) int64, the first generated token.
+    """
+    cfg, device = target.cfg, target.device
+    images = len(cfg.cameras.names) * cfg.cameras.frames
+    inputs = {'ids': torch.zeros(capacity, dtype=torch.int64, device=device),
+              'positions': torch.zeros((3, capacity), dtype=torch.int64, device=device),
+              'length': torch.zeros(1, dtype=torch.int64, device=device),
+              **feature_buffers(target, images)}
+    outputs = {'best': torch.zeros(1, dtype=torch.int64, device=device)}
+    text = cfg.text
+
+    def body(inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor]) -> None:
+        length = int(inputs['length'])
+        ids = inputs['ids'][None, :length]
+        cos, sin = mrope_cos_sin(inputs['positions'][:, :length], text.head_dim,
+                                 text.rope_theta, text.mrope_section)
+        visual = ids == cfg.tokens.image_pad
+        hidden = place_visual(target.text.embed(ids), visual, inputs['features'])
+        hidden = target.text(hidden, cos, sin, cache=cache, start=0, visual_mask=visual,
+                             deepstack=list(inputs['deepstack']), last_only=True)
+        _choose(target, hidden[0], outputs['best'])
+
+    return TorchExecutor(body, inputs, outputs)
+
+
+def verify_executor(target: Target, cache: KVCache, width: int) -> TorchExecutor:
+    """
+    Return the stage that reads `width` tokens at cache rows start .. start + width - 1.
+
+    inputs: 'ids' (width,) int64, 'start' (1,) int64, 'rope_delta' (1,) int64.
+    outputs: 'best' (width,) int64, the target's choice after each row.
+    """
+    device = target.device
+    inputs = {'ids': torch.zeros(width, dtype=torch.int64, device=device),
+              'start': torch.zeros(1, dtype=torch.int64, device=device),
+              'rope_delta': torch.zeros(1, dtype=torch.int64, device=device)}
+    outputs = {'best': torch.zeros(width, dtype=torch.int64, device=device)}
+    cos, sin = _flat_table(target, cache.capacity)
+
+    def body(inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor]) -> None:
+        start = int(inputs['start'])
+        first = start + int(inputs['rope_delta'])
+        hidden = target.text.embed(inputs['ids'][None])
+        hidden = target.text(hidden, cos[first:first + width], sin[first:first + width],
+                             cache=cache, start=start)
+        _choose(target, hidden[0], outputs['best'])
+
+    return TorchExecutor(body, inputs, outputs)
+
+
+def flow_step_executor(target: Target, cache: KVCache, samples: int) -> TorchExecutor:
+    """
+    Return the stage that computes one velocity for `samples` trajectories of one frame.
+
+    inputs: 'noisy' (N, W, 2) fp32, 't' (1,) fp32, 'length' (1,) int64 context rows,
+    'rope_delta' (1,) int64. outputs: 'velocity' (N, W, 2) fp32.
+    A step at t = 0 lays out the context of a new frame; later steps of the frame reuse it.
+    """
+    device = target.device
+    waypoints = target.cfg.action_space.n_waypoints
+    inputs = {'noisy': torch.zeros((samples, waypoints, 2), device=device),
+              't': torch.zeros(1, device=device),
+              'length': torch.zeros(1, dtype=torch.int64, device=device),
+              'rope_delta': torch.zeros(1, dtype=torch.int64, device=device)}
+    outputs = {'velocity': torch.zeros((samples, waypoints, 2), device=device)}
+    cos, sin = _flat_table(target, cache.capacity)
+    held: list[ExpertContext] = []
+
+    def body(inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor]) -> None:
+        length = int(inputs['length'])
+        first = length + int(inputs['rope_delta'])
+        if float(inputs['t']) == 0.0:
+            held[:] = [_context(target, cache, samples, length)]
+        outputs['velocity'].copy_(target.expert.velocity(
+            inputs['noisy'], inputs['t'].expand(samples), held[0],
+            cos[first:first + waypoints], sin[first:first + waypoints]))
+
+    return TorchExecutor(body, inputs, outputs)
+
+
+def _context(target: Target, cache: KVCache, samples: int, length: int) -> ExpertContext:
+    """
+    Return keys and values of rows 0 .. length - 1 with room for the waypoints behind them.
+
+    One sample works inside the cache itself: its scratch rows lie behind the text, where the
+    next prefill or verify overwrites whatever it reads. More samples need a copy each.
+    """
+    if samples == 1:
+        end = length + target.cfg.action_space.n_waypoints
+        return ExpertContext(cache.keys[:, :, :, :end], cache.values[:, :, :, :end], None, length)
+    wide = [x[:, :, :, :length].expand(-1, samples, -1, -1, -1)
+            for x in (cache.keys, cache.values)]
+    return target.expert.prepare(*wide)
+
+
+def _flat_table(target: Target, rows: int) -> tuple[Tensor, Tensor]:
+    """Return cos and sin of positions 0 .. rows - 1, equal on all three axes."""
+    text = target.cfg.text
+    return flat_cos_sin(torch.arange(rows, device=target.device), text.head_dim,
+                        text.rope_theta)
+
+
+def _choose(target: Target, hidden: Tensor, best: Tensor) -> None:
+    """Write the most likely id of each row (S, H); trajectory ids never win."""
+    tokens = target.cfg.tokens
+    logits = target.text.logits(hidden)
+    logits[:, tokens.forbidden_start:tokens.forbidden_end] = float('-inf')
+    torch.argmax(logits, dim=-1, out=best)
