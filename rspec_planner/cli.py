@@ -24,6 +24,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 import functools
+import inspect
 import json
 import os
 from pathlib import Path
@@ -37,6 +38,9 @@ from rspec_planner.errors import ConfigurationError, RspecError
 
 TRACEBACK_VARIABLE = 'RSPEC_TRACEBACK'
 _CONTEXT = {'help_option_names': ['-h', '--help'], 'max_content_width': 96}
+
+#: a subcommand: options in, report out
+Command = Callable[..., Any]
 
 #: top-level module -> how to get it
 _REMEDIES = {
@@ -70,25 +74,32 @@ def _lines(value: Any, indent: str = '') -> Iterator[str]:
             yield f'{indent}{key}: {text}'
 
 
-def emit(result: Mapping[str, Any], as_json: bool) -> None:
-    """Print a report for a program (one line) or for a person."""
-    if as_json:
-        click.echo(json.dumps(result, default=_plain))
-    else:
-        click.echo('\n'.join(_lines(json.loads(json.dumps(result, default=_plain)))))
+def reports(lines: Callable[[Any], Iterator[str]] = _lines) -> Callable[[Command], Command]:
+    """Give a subcommand --json and print what it returns, for people by `lines`."""
+    def decorate(function: Command) -> Command:
+        @click.option('--json', 'as_json', is_flag=True,
+                      help='Print one JSON object as the last line of stdout.')
+        @functools.wraps(function)
+        def wrapper(*args: Any, as_json: bool, **options: Any) -> None:
+            if 'as_json' in inspect.signature(function).parameters:
+                options['as_json'] = as_json
+            result = function(*args, **options)
+            plain = json.dumps(result, default=_plain)
+            if os.environ.get('RANK', '0') != '0':
+                return  # under torchrun one process speaks for all
+            click.echo(plain if as_json else '\n'.join(lines(json.loads(plain))))
+            if result.get('ok') is False:
+                raise click.exceptions.Exit(1)
+        return wrapper
+    return decorate
 
 
-def reports(function: Callable[..., Mapping[str, Any]]) -> Callable[..., None]:
-    """Give a subcommand --json and print what it returns."""
-    @click.option('--json', 'as_json', is_flag=True,
-                  help='Print one JSON object as the last line of stdout.')
-    @functools.wraps(function)
-    def wrapper(*args: Any, as_json: bool, **options: Any) -> None:
-        result = function(*args, **options)
-        emit(result, as_json)
-        if result.get('ok') is False:
-            raise click.exceptions.Exit(1)
-    return wrapper
+def _examination(report: Any) -> Iterator[str]:
+    """Yield the findings of the doctor, one line each, and what to do below them."""
+    for check in report['checks']:
+        yield f'{"ok  " if check["ok"] else "FAIL"} {check["name"]}: {check["detail"]}'
+        if check['fix']:
+            yield f'     -> {check["fix"]}'
 
 
 @contextmanager
@@ -123,7 +134,7 @@ def cli() -> None:
 
 
 @cli.command()
-@reports
+@reports()
 def version() -> Mapping[str, Any]:
     """Print the version of this package and of what it runs on."""
     from importlib import metadata
@@ -138,11 +149,26 @@ def version() -> Mapping[str, Any]:
 
 
 @cli.command()
-@reports
+@reports(_examination)
 def doctor() -> Mapping[str, Any]:
     """Check what is installed, name what is missing and say what to do."""
     from rspec_planner.doctor import examine
     return examine()
+
+
+@cli.command()
+@click.option('--seconds', type=float, default=0.0, help='End after this time. Default: Ctrl-C.')
+@click.option('--once', is_flag=True, help='End after the first plan.')
+@click.option('--echo', is_flag=True, help='One line per plan instead of a view.')
+@click.option('--namespace', default='/planning/rspec_planner', show_default=True,
+              help='Namespace and name of the planner node.')
+@reports()
+def monitor(seconds: float, once: bool, echo: bool, namespace: str,
+            as_json: bool) -> Mapping[str, Any]:
+    """Show reasoning, trajectory and timing of a running node in the terminal."""
+    from rspec_planner.live.monitor import run_monitor
+    return run_monitor(seconds=seconds, once=once, echo=echo, namespace=namespace,
+                       stream=sys.stderr if as_json else sys.stdout)
 
 
 @cli.command('record-world')
@@ -160,7 +186,7 @@ def doctor() -> Mapping[str, Any]:
 @click.option('--drop', type=float, default=0.0, help='Share of camera frames that are lost.')
 @click.option('--clock', is_flag=True, help='Record /clock as well.')
 @click.option('--overwrite', is_flag=True, help='Replace an existing bag.')
-@reports
+@reports()
 def record_world(out: Path, scenario: Sequence[str], seconds: float, seed: int, encoding: str,
                  storage: str, odometry_hz: float, phase_ms: Sequence[str], jitter_ms: float,
                  drop: float, clock: bool, overwrite: bool) -> Mapping[str, Any]:
@@ -202,7 +228,7 @@ def record_world(out: Path, scenario: Sequence[str], seconds: float, seed: int, 
 @click.option('--device', default='', help='Overrides model.device of --params.')
 @click.option('--seed', type=int, help='Overrides model.seed of --params.')
 @click.option('--overwrite', is_flag=True, help='Replace an existing --out bag.')
-@reports
+@reports()
 def plan(bag: Path, out: Path | None, records: Path | None, topics: Path | None,
          params: Path | None, checkpoint: str, device: str, seed: int | None,
          overwrite: bool) -> Mapping[str, Any]:
@@ -214,6 +240,62 @@ def plan(bag: Path, out: Path | None, records: Path | None, topics: Path | None,
     return plan_bag(bag, options, progress=functools.partial(progress, label='planning'))
 
 
+@cli.command()
+@click.argument('bag', type=click.Path(path_type=Path))
+@click.option('--rate', type=float, default=1.0, show_default=True)
+@click.option('--loop', is_flag=True, help='Start again at the end, until Ctrl-C.')
+@reports()
+def replay(bag: Path, rate: float, loop: bool) -> Mapping[str, Any]:
+    """Publish BAG on ROS topics, with /clock."""
+    from rspec_planner.live.replay import run_replay
+    return run_replay(bag, rate, loop)
+
+
+class TargetCommand(click.Command):
+    """Adds one option for each training setting, read when the command is really used."""
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        """Return the declared options and those of TargetSettings."""
+        from dataclasses import fields
+
+        from rspec_planner.train.settings import TargetSettings
+        names = {parameter.name for parameter in self.params}
+        extra: list[click.Parameter] = []
+        for field in fields(TargetSettings):
+            flag = f'--{field.name.replace("_", "-")}'
+            if field.name in names:
+                continue
+            if isinstance(field.default, bool):
+                flag = f'{flag}/--no-{flag[2:]}'
+                extra.append(click.Option([flag], default=None, help=f'[{field.default}]'))
+            else:
+                extra.append(click.Option([flag], type=type(field.default), default=None,
+                                          help=f'[{field.default}]'))
+        own = super().get_params(ctx)
+        return [*own[:-1], *extra, own[-1]]  # --help stays last
+
+
+@cli.group(context_settings=_CONTEXT)
+def train() -> None:
+    """Train networks; one process per GPU under torchrun."""
+
+
+@train.command('target', cls=TargetCommand)
+@click.option('--config', type=click.Path(path_type=Path), help='YAML of training settings.')
+@click.option('--out', type=click.Path(path_type=Path), default=Path('runs/target'),
+              show_default=True, help='Receives checkpoint/ and logs.')
+@click.option('--state-dir', type=click.Path(path_type=Path), help='Default: --out.')
+@click.option('--init-from', type=click.Path(path_type=Path), help='Start from these weights.')
+@click.option('--resume', is_flag=True, help='Continue the saved state.')
+@click.option('--smoke', is_flag=True, help='20 steps of a toy size.')
+@click.option('--revision', default='', help='Git revision for the manifest.')
+@reports()
+def train_target(config: Path | None, out: Path, **options: Any) -> Mapping[str, Any]:
+    """Train the target on the embedded world; options override --config."""
+    from rspec_planner.train.target import train_target as train_it
+    return train_it(config, out, **options)
+
+
 def _describe(error: BaseException) -> tuple[str, int]:
     """Return the one line and the exit code for what a subcommand raised."""
     if isinstance(error, click.ClickException):
@@ -222,9 +304,8 @@ def _describe(error: BaseException) -> tuple[str, int]:
         return error.format_message().rstrip('.') + hint, 2
     if isinstance(error, RspecError):
         return str(error), 2
-    if isinstance(error, ModuleNotFoundError):
-        name = str(error.name).split('.')[0]
-        remedy = _REMEDIES.get(name, 'run: rspec doctor')
+    if isinstance(error, ModuleNotFoundError) and 'rspec_planner' not in str(error.name):
+        remedy = _REMEDIES.get(str(error.name).split('.')[0], 'run: rspec doctor')
         return f"Python module '{error.name}' is missing; {remedy}", 2
     if isinstance(error, OSError) and error.filename is not None:
         return f'{error.filename}: {error.strerror}; check the path and its permissions', 2

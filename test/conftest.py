@@ -1,0 +1,51 @@
+# Copyright 2026 rspec_planner authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""Give every test process its own ROS domain and one thread, before anything is imported."""
+
+import os
+from pathlib import Path
+import sys
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))  # fakes that several test modules share
+
+#: two domains per worker would overlap between runs that happen to neighbour each other
+_STRIDE = 7
+
+
+def _domain():
+    """Return a domain in 1..100 that differs between runs and between their workers."""
+    run = os.environ.get('PYTEST_XDIST_TESTRUNUID', str(os.getpid()))
+    worker = os.environ.get('PYTEST_XDIST_WORKER', 'gw0').removeprefix('gw')
+    return 1 + (sum(run.encode()) * 13 + _STRIDE * int(worker)) % 100
+
+
+os.environ['ROS_DOMAIN_ID'] = str(_domain())
+os.environ['ROS_AUTOMATIC_DISCOVERY_RANGE'] = 'LOCALHOST'
+for name in ('OMP_NUM_THREADS', 'OPENBLAS_NUM_THREADS'):
+    os.environ.setdefault(name, '1')
+
+
+def pytest_collection_modifyitems(items):
+    """Skip what this machine cannot run, and say what is missing."""
+    import importlib.util
+    has_ros = importlib.util.find_spec('rclpy') is not None
+    for item in items:
+        if item.get_closest_marker('ros') and not has_ros:
+            item.add_marker(pytest.mark.skip(reason='rclpy is not installed'))
+        if item.get_closest_marker('gpu'):
+            import torch
+            if not torch.cuda.is_available():
+                item.add_marker(pytest.mark.skip(reason='no CUDA device'))
