@@ -33,6 +33,8 @@ from torch import nn, Tensor
 from rspec_planner.model.config import TextConfig
 from rspec_planner.model.layer import attend, DecoderLayer, fold_mask, RmsNorm
 
+__all__ = ['KVCache', 'TextDecoder', 'Window', 'add_visual', 'attend', 'place_visual']
+
 
 class KVCache:
     """
