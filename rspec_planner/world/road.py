@@ -70,7 +70,7 @@ class Path:
 
     def curvature(self, s: float) -> float:
         """Return the curvature at station s, 1/m, left positive."""
-        return self._nodes[min(max(int(s / STEP), 0), len(self._nodes) - 1)][3]
+        return float(self._nodes[min(max(int(s / STEP), 0), len(self._nodes) - 1)][3])
 
     def points(self, s: np.ndarray, d: np.ndarray | float) -> np.ndarray:
         """Return (n, 2) world points at stations `s` (n,) and offsets `d`."""
