@@ -49,11 +49,11 @@ def augment_patches(patches: Tensor, clips: int, strength: Augmentation) -> Tens
 
     Brightness and contrast are drawn once per clip: frames of one clip must stay comparable.
     """
-    values = patches.unflatten(0, (clips, -1))
+    values = patches.view(clips, -1, *patches.shape[1:])
     shape = (clips, 1, 1, 1)
     gain = 1.0 + strength.contrast * (2 * torch.rand(shape, device=patches.device) - 1)
     offset = strength.brightness * (2 * torch.rand(shape, device=patches.device) - 1)
     values = values * gain + offset
     if strength.noise > 0.0:
         values = values.add_(torch.randn_like(values), alpha=strength.noise)
-    return values.clamp_(-1.0, 1.0).flatten(0, 1)
+    return torch.clamp_(values, -1.0, 1.0).flatten(0, 1)

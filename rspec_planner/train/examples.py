@@ -28,8 +28,8 @@ from rspec_planner.planner.tokenizer import Tokenizer
 from rspec_planner.world.clip import Clip, DELIBERATIVE
 
 #: room behind the shortest prompt for a route block, the reasoning and its two closing tokens
-SEQUENCE_ROOM = 80
-MAX_REASONING = 40
+SEQUENCE_ROOM = 40
+MAX_REASONING = 32
 MAX_WORDS = 8  # deliberative words that the auxiliary head names
 
 

@@ -72,7 +72,7 @@ class RenderFarm:
         context = multiprocessing.get_context('spawn')
         nbytes = self.slots * 2 * int(np.prod(image_shape))
         self._memory = context.RawArray(ctypes.c_uint8, nbytes)
-        self.pixels = np.frombuffer(self._memory, np.uint8).reshape(self.slots, 2, *image_shape)
+        self.pixels = _as_pixels(self._memory, self.slots, image_shape)
         self._tasks: Any = context.Queue()
         self._done: Any = context.Queue()
         self._free = list(range(self.slots))
@@ -142,6 +142,10 @@ class RenderFarm:
             self._outstanding += 1
 
 
+def _as_pixels(memory: Any, slots: int, shape: tuple[int, ...]) -> np.ndarray:
+    return np.frombuffer(memory, np.uint8).reshape(slots, 2, *shape)
+
+
 def _work(tasks: Any, done: Any, memory: Any, slots: int, shape: tuple[int, ...]) -> None:
     os.environ['OMP_NUM_THREADS'] = '1'
     import cv2
@@ -152,7 +156,7 @@ def _work(tasks: Any, done: Any, memory: Any, slots: int, shape: tuple[int, ...]
     cv2.setNumThreads(1)
     rig = Rig(width=shape[3], height=shape[2])
     renderer = Renderer(rig)
-    pixels = np.frombuffer(memory, np.uint8).reshape(slots, 2, *shape)
+    pixels = _as_pixels(memory, slots, shape)
     while True:
         slot, (ordinal, specs) = tasks.get()
         try:

@@ -87,6 +87,12 @@ def join_ranks() -> Ranks:
     return Ranks(rank, world, device, dist.new_group(backend='gloo'))
 
 
+def leave_ranks() -> None:
+    """Close the process groups of `join_ranks`."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
 @dataclass
 class Decision:
     """What rank 0 decides before a step; the same in every process."""
@@ -102,13 +108,14 @@ class TargetTrainer:
 
     def __init__(self, settings: TargetSettings, out_dir: Path, state_dir: Path, *,
                  smoke: bool = False, init_from: Path | None = None, resume: bool = False,
-                 revision: str = ''):
+                 revision: str = '', started: float | None = None):
         self.settings, self.out_dir, self.state_dir = settings, out_dir, state_dir
         self.smoke, self.init_from, self.resume = smoke, init_from, resume
         self.revision = revision
         self.schedule = TimeSchedule(settings.minutes * 60.0, settings.reserve_s,
                                      settings.warmup_s, settings.final_lr_fraction,
                                      settings.max_steps)
+        self.schedule.started = self.schedule.started if started is None else started
         self.step = 0
         self.clips_seen = 0
         self.metrics: dict[str, float] = {}
@@ -128,6 +135,7 @@ class TargetTrainer:
             return self._finish()
         finally:
             farm.close()
+            leave_ranks()
 
     def _target(self) -> tuple[Target, Tokenizer]:
         if self.init_from is None:
@@ -182,6 +190,7 @@ class TargetTrainer:
                               self.average)
         self.step, self.clips_seen = int(progress['step']), int(progress['clips_seen'])
         self.schedule.started -= progress['elapsed_s']
+        self.schedule.first_step = progress['first_step_s']
         self._say(f'resumed at step {self.step}, {progress["elapsed_s"]:.0f} s')
 
     def _await_clips(self, pairs: int) -> None:
@@ -256,8 +265,6 @@ class TargetTrainer:
         return parts, norm
 
     def _validate(self) -> None:
-        if self.held_out.size == 0:
-            return
         started = time.monotonic()
         self.average.swap()
         self.target.eval()
@@ -279,7 +286,8 @@ class TargetTrainer:
         if state:
             save_state(self.state_dir / STATE_FILE, self.model, self.optimizers, self.average,
                        {'step': self.step, 'clips_seen': self.clips_seen,
-                        'elapsed_s': self.schedule.elapsed_s})
+                        'elapsed_s': self.schedule.elapsed_s,
+                        'first_step_s': self.schedule.first_step or 0.0})
         return folder
 
     def _manifest(self) -> dict[str, Any]:

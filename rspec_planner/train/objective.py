@@ -22,6 +22,7 @@ make the host wait for the device at every step.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -74,8 +75,9 @@ class AuxiliaryHeads(nn.Module):
         """Return (B, MAX_WORDS, vocab) of features (B, images, T, width)."""
         batch = features.shape[0]
         x = self.norm(features + self.image_embed).flatten(1, 2)
-        key, value = self.key_value(x).unflatten(-1, (2, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        query = self.queries.unflatten(-1, (self.heads, -1)).transpose(0, 1)
+        joined = self.key_value(x)
+        key, value = joined.view(*joined.shape[:2], 2, self.heads, -1).permute(2, 0, 3, 1, 4)
+        query = self.queries.view(MAX_WORDS, self.heads, -1).transpose(0, 1)
         mixed = functional.scaled_dot_product_attention(
             query.expand(batch, -1, -1, -1).to(key.dtype), key, value)
         pooled = mixed.transpose(1, 2).flatten(2)
@@ -139,11 +141,11 @@ class TargetObjective(nn.Module):
             if self.training:
                 patches = augment_patches(patches, images.shape[0], self.augmentation)
             # a still image fills both time slots of the patch kernel
-            patches = patches.unflatten(-1, (3, 1, -1)).expand(
+            patches = patches.view(*patches.shape[:2], 3, 1, -1).expand(
                 -1, -1, -1, cfg.vision.temporal_patch_size, -1).flatten(2)
         features, deepstack = self.target.vision(patches, cfg.patch_grid)
-        split = (images.shape[0], images.shape[1])
-        return features.unflatten(0, split), [f.unflatten(0, split) for f in deepstack]
+        shape = (*images.shape[:2], *features.shape[1:])
+        return features.view(shape), [f.view(shape) for f in deepstack]
 
     def read(self, token_ids: Tensor, features: Tensor,
              deepstack: list[Tensor]) -> tuple[Tensor, list[Tensor], list[Tensor]]:
@@ -158,7 +160,8 @@ class TargetObjective(nn.Module):
         hidden = text.embed(token_ids)
         hidden = hidden.index_copy(1, self.visual_index, features.flatten(1, 2).to(hidden.dtype))
         keys, values = [], []
-        for index, layer in enumerate(text.layers):
+        layers: list[Any] = list(text.layers)
+        for index, layer in enumerate(layers):
             q, k, v = layer.project(hidden, cos, sin)
             hidden = layer.finish(hidden, attend(q, k, v, causal=True))
             if index < len(deepstack):

@@ -36,7 +36,8 @@ def orthogonalise(update: Tensor, steps: int = 5) -> Tensor:
     for _ in range(steps):
         gram = x @ x.mT
         x = a * x + (b * gram + c * gram @ gram) @ x
-    return (x if wide else x.mT).to(update.dtype)
+    result: Tensor = (x if wide else x.mT).to(update.dtype)
+    return result
 
 
 class Muon(torch.optim.Optimizer):
@@ -82,7 +83,8 @@ def build_optimizers(model: nn.Module, *, learning_rate: float, betas: tuple[flo
     """
     Return the optimisers; each group keeps its peak rate under 'peak_lr'.
 
-    Weight decay acts on matrices only, never on embeddings, norms and biases.
+    Weight decay acts on the matrices of the blocks only, never on embeddings, output layers,
+    norms and biases; with 'muon' those matrices get orthogonalised updates.
     """
     matrices, rest, tables = [], [], []
     for name, p in model.named_parameters():
@@ -90,7 +92,8 @@ def build_optimizers(model: nn.Module, *, learning_rate: float, betas: tuple[flo
             continue
         if p.dim() < 2:
             rest.append(p)
-        elif 'embed' in name or 'lm_head' in name or p.dim() != 2 or min(p.shape) < 16:
+        elif (p.dim() != 2 or min(p.shape) < 16
+              or any(word in name for word in ('embed', 'lm_head', 'logits'))):
             tables.append(p)
         else:
             matrices.append(p)
@@ -153,7 +156,7 @@ def average_gradients(params: list[nn.Parameter]) -> None:
     bucket = torch.cat([g.reshape(-1) for g in grads])
     dist.all_reduce(bucket)
     bucket /= dist.get_world_size()
-    parts = bucket.split([g.numel() for g in grads])
+    parts = torch.split(bucket, [g.numel() for g in grads])
     torch._foreach_copy_(grads, [part.view_as(g) for part, g in zip(parts, grads)])
 
 

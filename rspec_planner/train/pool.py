@@ -23,6 +23,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, replace
 import sys
+from typing import Any
 
 import numpy as np
 import torch
@@ -36,7 +37,7 @@ from rspec_planner.world.clip import Clip
 
 @dataclass(frozen=True)
 class Batch:
-    """Clips on the device, twins neighbouring; S is the longest sequence rounded up to 16."""
+    """Clips on the device, twins neighbouring; S is fixed, see `ExampleEncoder.capacity`."""
 
     images: Tensor  # (B, 16, H, W, 3) uint8
     token_ids: Tensor  # (B, S) int64, prompt and reasoning, padded
@@ -66,7 +67,6 @@ class ClipPool:
         views = (image_shape[0] * image_shape[1], *image_shape[2:])
         self.images = torch.empty((capacity, 2, *views), dtype=torch.uint8, device=device)
         self._rows: dict[str, Tensor] = {}
-        self.lengths = np.zeros((capacity, 2), np.int64)
         self.clips: dict[int, tuple[Clip, ...]] = {}  # of each pool row, without pixels
         self._arrived: set[int] = set()
         self.pairs_seen = 0  # gap-free beginning of the job list
@@ -109,15 +109,13 @@ class ClipPool:
                 self._rows[name] = torch.zeros((self.capacity, *values.shape),
                                                dtype=values.dtype, device=self.device)
             self._rows[name][row].copy_(values, non_blocking=True)
-        self.lengths[row] = [e.length for e in encoded]
 
     def batch(self, pairs: np.ndarray) -> Batch:
         """Return the clips of these pool rows, twins neighbouring."""
         index = torch.from_numpy(np.asarray(pairs, np.int64)).to(self.device, non_blocking=True)
-        longest = -(-int(self.lengths[pairs].max()) // 16) * 16
         rows = {name: value[index].flatten(0, 1) for name, value in self._rows.items()}
-        ids = rows['token_ids'][:, :longest].long()
-        return Batch(images=self.images[index].flatten(0, 1), token_ids=ids,
+        images = self.images.index_select(0, index).flatten(0, 1)
+        return Batch(images=images, token_ids=rows['token_ids'].long(),
                      prompt_lengths=rows['prompt_length'], lengths=rows['length'],
                      token_weights=rows['token_weights'], actions=rows['actions'],
                      words=rows['words'], objects=rows['objects'], history=rows['history'],
@@ -138,7 +136,7 @@ class PoolFeeder:
     def __init__(self, farm: RenderFarm, pool: ClipPool, held_out: ClipPool):
         self.farm, self.pool, self.held_out = farm, pool, held_out
         self.cuda = pool.device.type == 'cuda'
-        self._in_flight: deque[tuple[torch.cuda.Event, int]] = deque()
+        self._in_flight: deque[tuple[Any, int]] = deque()
         if self.cuda:
             _pin(farm.pixels)
 
@@ -154,7 +152,7 @@ class PoolFeeder:
             else:
                 self.pool.add(pair, pixels)
             if self.cuda:
-                event = torch.cuda.Event()
+                event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
                 event.record()
                 self._in_flight.append((event, pair.slot))
             else:
@@ -164,7 +162,8 @@ class PoolFeeder:
 
 def _pin(pixels: np.ndarray) -> None:
     """Page-lock the shared memory, so that copies to the device run beside the training."""
-    result = torch.cuda.cudart().cudaHostRegister(pixels.ctypes.data, pixels.nbytes, 0)
+    runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    result = runtime.cudaHostRegister(pixels.ctypes.data, pixels.nbytes, 0)
     if int(result) != 0:
         print(f'shared memory could not be page-locked (cuda error {int(result)}); '
               'copies to the device are synchronous', file=sys.stderr, flush=True)

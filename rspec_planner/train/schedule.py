@@ -55,8 +55,9 @@ class TimeSchedule:
         return self.total_s - self.reserve_s
 
     def begin(self) -> None:
-        """Mark the first step."""
-        self.first_step = self.elapsed_s
+        """Mark the first step, unless a resumed run already had one."""
+        if self.first_step is None:
+            self.first_step = self.elapsed_s
 
     def progress(self, step: int = 0) -> float:
         """Return the finished fraction of the training time, 0 before the first step."""

@@ -52,7 +52,7 @@ class TargetSettings:
     extra_offset: int = 0  # first extra pair; move it when a run is continued
     val_clips: int = 300
     # optimisation
-    batch_clips: int = 96  # both twins of a pair sit in the same batch
+    batch_clips: int = 64  # both twins of a pair sit in the same batch
     learning_rate: float = 1e-3
     final_lr_fraction: float = 0.02
     matrix_optimizer: str = 'adamw'  # 'adamw' or 'muon' for the matrices of the blocks

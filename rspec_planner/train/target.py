@@ -25,6 +25,7 @@ import json
 import os
 from pathlib import Path
 import sys
+import time
 from typing import Any
 
 from rspec_planner.errors import ConfigurationError, RspecError
@@ -40,16 +41,19 @@ SMOKE = {'minutes': 2.0, 'reserve_s': 20.0, 'warmup_s': 1.0, 'max_steps': 20, 'w
 def train_target(config_path: str | Path | None, out_dir: str | Path, *,
                  init_from: str | Path | None = None, resume: bool = False,
                  smoke: bool = False, state_dir: str | Path | None = None,
-                 revision: str = '', **overrides: Any) -> dict[str, Any]:
+                 revision: str = '', started: float | None = None,
+                 **overrides: Any) -> dict[str, Any]:
     """
     Train the target and leave OUT/checkpoint ready for `Planner.load`.
 
     config_path: YAML of `TargetSettings` or None for the defaults; overrides: single settings.
     init_from: checkpoint folder whose weights to start from; resume: continue the state in
-    state_dir (default OUT). Returns steps, loss, checkpoint and the validation metrics.
+    state_dir (default OUT); started: `time.monotonic()` at which the minutes began.
+    Returns steps, loss, checkpoint and the validation metrics.
     """
     if smoke:
         overrides = {**SMOKE, **{k: v for k, v in overrides.items() if v is not None}}
+    started = time.monotonic() if started is None else started
     settings = load_settings(config_path, **overrides)
     if resume and init_from is not None:
         raise ConfigurationError('--resume and --init-from exclude each other; give one')
@@ -60,7 +64,7 @@ def train_target(config_path: str | Path | None, out_dir: str | Path, *,
     out = Path(out_dir)
     return TargetTrainer(settings, out, Path(state_dir or out), smoke=smoke,
                          init_from=None if init_from is None else Path(init_from),
-                         resume=resume, revision=revision).run()
+                         resume=resume, revision=revision, started=started).run()
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -85,10 +89,11 @@ def _parser() -> argparse.ArgumentParser:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run from the command line; the last line of stdout is one JSON object."""
+    started = time.monotonic()  # importing torch from a cold disk counts as well
     options = vars(_parser().parse_args(arguments))
     config, out = options.pop('config'), options.pop('out')
     try:
-        result = train_target(config, out, **options)
+        result = train_target(config, out, started=started, **options)
     except RspecError as error:
         print(f'error: {error}', file=sys.stderr)
         return 1
