@@ -77,13 +77,15 @@ def stop_sign(look: Look) -> tuple[Part, ...]:
 def bus_stop(look: Look) -> tuple[Part, ...]:
     """Return a blue sign on a pole, with a glass shelter when the footprint has room."""
     sketch = Sketch()
-    if look.length >= 2.0:
-        length, width = look.length, max(look.width, 0.8)
-        sketch.prism((150.0, 176.0, 186.0), (0.0, 0.0, length * 0.9, 0.05), 0.3, 2.2)
+    length, width = look.length, look.width
+    post_x = 0.0
+    if length >= 1.2 and width >= 1.0:
+        glass, post = (150.0, 176.0, 186.0), 0.1
+        for y in (-width / 2 + post, width / 2 - post):
+            sketch.prism(_STEEL, (length / 2 - post, y, post, post), 0.0, 2.25)
+        sketch.prism(glass, (0.0, 0.1 - width / 2, length * 0.9, 0.05), 0.3, 2.1)
         sketch.prism((70.0, 78.0, 86.0), (0.0, 0.0, length, width), 2.25, 2.4)
         post_x = -length / 2 - 0.3
-    else:
-        post_x = 0.0
     top = max(look.height, 2.6)
     sketch.prism(_STEEL, (post_x, 0.0, 0.08, 0.08), 0.0, top)
     for facing, x in ((REAR, post_x - 0.06), (FRONT, post_x + 0.06)):

@@ -65,7 +65,7 @@ class Level:
 
 NEAR = Level(-7.0, 0.0625, 0.0625, 320, 320, 0, 0)
 TELE_NEAR = Level(13.0, 0.25, 0.0625, 160, 320, 0, 320)
-TELE_FAR = Level(50.0, 0.6, 0.125, 160, 320, 160, 320)
+TELE_FAR = Level(50.0, 1.2, 0.125, 160, 320, 160, 320)
 MIDDLE = Level(-20.0, 0.25, 0.25, 640, 640, 320, 0)
 FAR = Level(-20.0, 0.5, 0.5, 320, 320, 960, 0)
 #: levels that are painted; FAR is the middle one at half size

@@ -73,10 +73,15 @@ def _four_legs(sketch: Sketch, look: Look, coat: tuple[float, ...], back: float)
                          (x, y, thick * 1.4, thick))
 
 
+def _coat(look: Look, fur: tuple[float, float, float]) -> tuple[float, ...]:
+    """Return a natural fur colour with a tint of the agent's own colour."""
+    return tuple(0.75 * base + 0.25 * own for base, own in zip(fur, look.colour))
+
+
 def dog(look: Look) -> tuple[Part, ...]:
     """Return a dog: long low body, head, raised tail."""
     length, width, h = look.length, look.width, look.height
-    coat = tuple(float(c) for c in look.colour)
+    coat = _coat(look, (152.0, 106.0, 62.0))
     sketch = Sketch()
     _four_legs(sketch, look, coat, h * 0.5)
     sketch.prism(coat, (-length * 0.48, 0, 0.06, 0.06), h * 0.7, h * 1.05,
@@ -92,7 +97,7 @@ def dog(look: Look) -> tuple[Part, ...]:
 def deer(look: Look) -> tuple[Part, ...]:
     """Return a deer: long legs, pale tail, upright neck with antlers."""
     length, width, h = look.length, look.width, look.height
-    coat = tuple(float(c) for c in look.colour)
+    coat = _coat(look, (140.0, 98.0, 58.0))
     sketch = Sketch()
     _four_legs(sketch, look, coat, h * 0.48)
     sketch.prism(coat, (-length * 0.06, 0, length * 0.74, width * 0.85), h * 0.42, h * 0.7)

@@ -177,7 +177,7 @@ class Renderer:
         weather = scene.weather
         if weather.night:
             shade = shade * headlight(centre[:, 0], centre[:, 1])
-        lamp = glow / min(max(weather.light, 0.3), 1.0)
+        lamp = glow / min(max(_exposure(weather), 0.3), 1.0)  # lamps outshine a dim day
         lit = colours * (shade[:, None] * (1.0 - glow) + lamp)
         sigma = extinction(weather)
         if sigma > 0.0:
@@ -209,10 +209,14 @@ class Renderer:
                                           alpha=weather.rain * (0.35 if weather.night else 0.8))
             cv2.add(image, streaks, dst=image)
         jitter = (random[2] + random[3] - 255) / 255.0 * 2.0 * _JITTER
-        dim = 1.0 - 0.15 * weather.rain
-        cv2.convertScaleAbs(image, dst=image, alpha=weather.light * dim * (1.0 + jitter))
+        cv2.convertScaleAbs(image, dst=image, alpha=_exposure(weather) * (1.0 + jitter))
         top, left = random[4] % _SLACK, random[5] % _SLACK
         cv2.add(image, self._noise[top:top + height, left:left + width], dst=image)
+
+
+def _exposure(weather: Weather) -> float:
+    """Return the brightness factor of a whole picture."""
+    return weather.light * (1.0 - 0.15 * weather.rain)
 
 
 def _turn(points: np.ndarray, placed: np.ndarray) -> np.ndarray:
