@@ -14,10 +14,6 @@ JOBS ?= 2
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input -qq install
 STAMPS := $(VENV)/.stamps
-# The core that knows no ROS; live/ and the node files are outside because rclpy has no types.
-TYPED := rspec_planner/errors.py rspec_planner/cli.py rspec_planner/doctor.py \
-  rspec_planner/offline.py rspec_planner/model rspec_planner/decode rspec_planner/engine \
-  rspec_planner/planner rspec_planner/world rspec_planner/train rspec_planner/evaluate
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -37,7 +33,7 @@ test: lint unit ## lint, types and all tests
 
 lint: $(STAMPS)/dev ## ruff and mypy
 	$(BIN)/ruff check .
-	$(BIN)/mypy $(TYPED)
+	$(BIN)/mypy rspec_planner
 
 unit: $(STAMPS)/dev ## the tests alone
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)

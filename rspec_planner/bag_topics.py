@@ -28,12 +28,12 @@ from typing import Any
 
 import yaml
 
+from rspec_planner.command_line import camera_topic, ODOMETRY_TOPIC
 from rspec_planner.errors import ConfigurationError, InputError
 
 IMAGE_TYPES = ('sensor_msgs/msg/Image', 'sensor_msgs/msg/CompressedImage')
 ODOMETRY_TYPE = 'nav_msgs/msg/Odometry'
 TEXT_TYPE = 'std_msgs/msg/String'
-DEFAULT_ODOMETRY = '/localization/kinematic_state'
 DEFAULT_TEXT = '/planning/rspec_planner/input/navigation_text'
 
 
@@ -117,7 +117,7 @@ def choose_topics(bag: Path, types: Mapping[str, str], counts: Mapping[str, int]
             missing.append((f"camera '{camera}'", expected))
         else:
             chosen[topic] = camera
-    odometry = names.odometry or DEFAULT_ODOMETRY
+    odometry = names.odometry or ODOMETRY_TOPIC
     if found.get(odometry) != ODOMETRY_TYPE:
         missing.append(('odometry', [odometry]))
     text = names.navigation_text or DEFAULT_TEXT
@@ -132,7 +132,7 @@ def _expected(camera: str, names: TopicNames) -> list[str]:
     """Return the topics under which a camera may be, the likeliest first."""
     if camera in names.cameras:
         return [names.cameras[camera]]
-    raw = f'/sensing/camera/{camera}/image_raw'
+    raw = camera_topic(camera)
     return [raw, f'{raw}/compressed']
 
 

@@ -216,7 +216,7 @@ def plan_bag(bag: Path, options: OfflineOptions, *, progress: Progress | None = 
 
     Raises InputError when the bag cannot be used or gives no plan at all; no file is left then.
     """
-    records = options.records or bag.with_name(f'{bag.name}.plans.jsonl')
+    records = options.records or Path(f'{bag}.plans.jsonl')
     if options.out is not None and options.out.resolve() == bag.resolve():
         raise ConfigurationError(f'--out {options.out} is the input bag; choose another name')
     parameters = read_parameters(options)

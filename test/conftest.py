@@ -14,12 +14,8 @@
 """Give every test process its own ROS domain and one thread, before anything is imported."""
 
 import os
-from pathlib import Path
-import sys
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))  # fakes that several test modules share
 
 #: two domains per worker would overlap between runs that happen to neighbour each other
 _STRIDE = 7

@@ -44,6 +44,7 @@ class Frame:
     ego: Ego
     family: str
     reasoning: str
+    navigation_text: str = ''
 
 
 class StraightDrive:
@@ -57,7 +58,8 @@ class StraightDrive:
         for camera in range(4):
             images[camera] = (self.index, camera * 50, 200)
         family = 'lead_brake' if self.index < 5 else 'red_light'
-        return Frame(self.index * 0.1, images, self.ego(), family, f'reason {self.index}')
+        return Frame(self.index * 0.1, images, self.ego(), family, f'reason {self.index}',
+                     'Turn left' if self.index >= 20 else '')
 
     def ego(self):
         return Ego().at(self.index * 0.1)

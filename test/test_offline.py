@@ -20,7 +20,9 @@ from drives import Ego, RIG, StraightDrive
 import numpy as np
 import pytest
 
-from rspec_planner.bag_topics import propose_cameras, TopicNames
+from rspec_planner.bag_topics import DEFAULT_TEXT, propose_cameras, TopicNames
+from rspec_planner.command_line import camera_topic
+from rspec_planner.command_line import ODOMETRY_TOPIC as NODE_ODOMETRY_TOPIC
 from rspec_planner.decode.state import DecodeStats
 from rspec_planner.errors import ConfigurationError, InputError
 from rspec_planner.model.config import CameraConfig, tiny, TokenIds
@@ -28,7 +30,13 @@ from rspec_planner.offline import OfflineOptions, plan_bag
 from rspec_planner.planner.plan import Plan, Reasoning, StageTimes, Verdict
 from rspec_planner.world.bag import BagReader, BagWriter, message
 from rspec_planner.world.messages import make_header, odometry_message
-from rspec_planner.world.record import image_topic, ODOMETRY_TOPIC, record_world, RecordOptions
+from rspec_planner.world.record import (
+    image_topic,
+    NAVIGATION_TOPIC,
+    ODOMETRY_TOPIC,
+    record_world,
+    RecordOptions,
+)
 
 CAMERAS = RIG.names
 ACCEPTED = Verdict(True)
@@ -122,6 +130,12 @@ def test_plans_begin_with_the_first_full_history(bag, tmp_path):
         assert np.abs(frames - [index - 3, index - 2, index - 1, index]).max() <= 4  # JPEG
         assert observation.ego_poses[:, 0, 3] == pytest.approx(np.arange(-15, 1), abs=1e-6)
         assert observation.odometry_frame == 'map'
+        assert observation.navigation_text == ('Turn left' if index >= 20 else '')
+
+
+def test_the_world_records_on_the_topics_of_the_node():
+    assert [image_topic(c) for c in CAMERAS] == [camera_topic(c) for c in CAMERAS]
+    assert (ODOMETRY_TOPIC, NAVIGATION_TOPIC) == (NODE_ODOMETRY_TOPIC, DEFAULT_TEXT)
 
 
 def test_records_hold_what_the_planner_said(bag, tmp_path):

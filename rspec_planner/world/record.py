@@ -44,6 +44,7 @@ from rspec_planner.world.rig import Rig
 
 ODOMETRY_TOPIC = '/localization/kinematic_state'
 REASONING_TOPIC = '/world/ground_truth/coc'
+NAVIGATION_TOPIC = '/planning/rspec_planner/input/navigation_text'
 ENCODINGS = ('jpeg', 'png', 'raw')
 FRAME_NS = 100_000_000
 #: a camera may be early or late by less than half a frame, or frames would change order
@@ -64,6 +65,7 @@ class Frame(Protocol):
     ego: Any
     family: str
     reasoning: str
+    navigation_text: str
 
 
 class Drive(Protocol):
@@ -187,7 +189,7 @@ class _Messages:
         kind = 'sensor_msgs/Image' if self._options.encoding == 'raw' else \
             'sensor_msgs/CompressedImage'
         topics = {'/tf_static': 'tf2_msgs/TFMessage', '/tf': 'tf2_msgs/TFMessage',
-                  ODOMETRY_TOPIC: 'nav_msgs/Odometry'}
+                  ODOMETRY_TOPIC: 'nav_msgs/Odometry', NAVIGATION_TOPIC: 'std_msgs/String'}
         for camera in self._rig.names:
             topics[image_topic(camera) + self._suffix] = kind
             topics[_info_topic(camera)] = 'sensor_msgs/CameraInfo'
@@ -208,6 +210,8 @@ class _Messages:
     def frame(self, frame: Frame, begin_ns: int,
               last: bool) -> Iterator[tuple[int, str, Any]]:
         """Yield (log time, topic, message) from this frame up to the next one."""
+        # before the cameras, so that a plan for this instant knows it
+        yield begin_ns, NAVIGATION_TOPIC, message('std_msgs/String', data=frame.navigation_text)
         yield from self._odometry(frame.ego, begin_ns, last)
         if self._options.reasoning:
             yield begin_ns, REASONING_TOPIC, message('std_msgs/String', data=frame.reasoning)
