@@ -110,8 +110,10 @@ class Atlas:
                                  len(self._vertices) + 4 * np.arange(count)]).astype(np.int64)
         dim = 1.0 - 0.3 * wetness
         colours = [(r * dim, g * dim, b * dim) for r, g, b in self._colours] + [_SHADOW] * count
+        bounds = ((np.minimum.reduceat(local, starts), np.maximum.reduceat(local, starts))
+                  if len(starts) else (np.zeros((0, 2)), np.zeros((0, 2))))
         for level in PAINTED:
-            self._draw_level(level, local, starts, colours)
+            self._draw_level(level, local, starts, bounds, colours)
         self._grain(x, y, c, s)
         middle = self.image[MIDDLE.row:MIDDLE.row + MIDDLE.rows]
         half = self.image[FAR.row:FAR.row + FAR.rows, :FAR.cols]
@@ -129,16 +131,14 @@ class Atlas:
         self._colours = [paint.colour for paint in paints]
 
     def _draw_level(self, level: Level, local: np.ndarray, starts: np.ndarray,
+                    bounds: tuple[np.ndarray, np.ndarray],
                     colours: Sequence[tuple[float, ...]]) -> None:
         """Fill the polygons that touch `level`, in order."""
         view = self.image[level.row:level.row + level.rows, level.col:level.col + level.cols]
         near = level is NEAR
         bare = self._bare_near if near else self._bare[:level.rows, :level.cols]
         np.copyto(view, bare)  # ten times faster than assigning a colour
-        if not len(starts):
-            return
-        low = np.minimum.reduceat(local, starts)
-        high = np.maximum.reduceat(local, starts)
+        low, high = bounds
         x0, x1 = level.x_range
         hit = ((high[:, 0] > x0) & (low[:, 0] < x1) & (high[:, 1] > -level.half_width)
                & (low[:, 1] < level.half_width))

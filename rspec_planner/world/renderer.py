@@ -63,7 +63,7 @@ _JITTER = 0.02  # exposure varies by this between frames
 class _Soup:
     """All quads that face the rig, far to near, ego axes."""
 
-    corners: np.ndarray  # (n, 4, 3) relative to the optical centre
+    corners: np.ndarray  # (3, 4, n) x y z of each corner, relative to the optical centre
     colours: np.ndarray  # (n, 3) after shading and haze
     shines: np.ndarray  # (n,) bool
 
@@ -151,7 +151,7 @@ class Renderer:
                 parts.append(part)
                 poses.append((x, y, math.cos(turn), math.sin(turn)))
         if not parts:
-            return _Soup(np.zeros((0, 4, 3)), np.zeros((0, 3)), np.zeros(0, bool)), \
+            return _Soup(np.zeros((3, 4, 0)), np.zeros((0, 3)), np.zeros(0, bool)), \
                 np.zeros((0, 4, 2))
         placed = np.array(poses)
         prints = _turn(np.stack([part.footprint for part in parts]), placed)
@@ -185,7 +185,8 @@ class Renderer:
             keep = np.exp(-sigma * distance * (1.0 - 0.5 * glow))
             lit = lit * keep + haze_colour(weather) * (1.0 - keep)
         lit = np.floor(np.minimum(lit, 255.0) + 0.5 + TIE)
-        return _Soup(corners[facing] - self.rig.position, lit[facing], glow[facing, 0] >= 1.0)
+        seen = np.ascontiguousarray((corners[facing] - self.rig.position).transpose(2, 1, 0))
+        return _Soup(seen, lit[facing], glow[facing, 0] >= 1.0)
 
     def _draw_ground(self, image: np.ndarray, view: View, air: Air) -> None:
         """Fill `image` with sky and ground under the weather."""
@@ -229,26 +230,26 @@ def _turn(points: np.ndarray, placed: np.ndarray) -> np.ndarray:
 
 def _draw_soup(image: np.ndarray, view: View, soup: _Soup) -> None:
     """Draw the quads into `image`, far to near."""
-    if not len(soup.corners):
+    if not len(soup.colours):
         return
     height, width = image.shape[:2]
-    rays = soup.corners @ view.rotation.T
-    depth = rays[..., 2]
-    whole = depth.min(axis=1) > _NEAR_M
-    pixels = rays[..., :2] * (view.focal / np.maximum(depth, _NEAR_M))[..., None] + view.centre
-    visible = depth.max(axis=1) > _NEAR_M
-    for axis, size in enumerate((width, height)):  # half-spaces hold behind the camera, too
-        sideways = rays[..., axis] * view.focal
-        start = (sideways + view.centre[axis] * depth).max(axis=1) > 0.0
-        end = ((size - view.centre[axis]) * depth - sideways).max(axis=1) > 0.0
-        visible &= start & end
-    span = (pixels.max(axis=1) - pixels.min(axis=1)).max(axis=1)
-    chosen = np.flatnonzero(visible & (soup.shines | (span > _MIN_SIZE) | ~whole))
-    fixed = _fixed(pixels[chosen])
-    colours = soup.colours[chosen].tolist()
-    cut = ~whole[chosen]
-    for k, (colour, clipped) in enumerate(zip(colours, cut.tolist())):
-        quad = _clip_near(rays[chosen[k]], view) if clipped else fixed[k]
+    right, down, depth = (view.rotation @ soup.corners.reshape(3, -1)).reshape(soup.corners.shape)
+    nearest = depth.min(axis=0)
+    visible = depth.max(axis=0) > _NEAR_M
+    for axis, size, aside in ((0, width, right), (1, height, down)):
+        scaled = aside * view.focal  # half-spaces hold behind the camera, too
+        visible &= (scaled + view.centre[axis] * depth).max(axis=0) > 0.0
+        visible &= ((size - view.centre[axis]) * depth - scaled).max(axis=0) > 0.0
+    chosen = np.flatnonzero(visible)
+    rays = np.stack([right[:, chosen], down[:, chosen], depth[:, chosen]], axis=-1)  # (4, m, 3)
+    pixels = rays[..., :2] * (view.focal / np.maximum(rays[..., 2:], _NEAR_M)) + view.centre
+    cut = nearest[chosen] <= _NEAR_M
+    large = np.ptp(pixels, axis=0).max(axis=1) > _MIN_SIZE
+    drawn = np.flatnonzero(large | cut | soup.shines[chosen])
+    fixed = np.ascontiguousarray(_fixed(pixels[:, drawn]).transpose(1, 0, 2))
+    colours = soup.colours[chosen[drawn]].tolist()
+    for k, (colour, clipped) in enumerate(zip(colours, cut[drawn].tolist())):
+        quad = _clip_near(rays[:, drawn[k]], view) if clipped else fixed[k]
         cv2.fillConvexPoly(image, quad, colour, cv2.LINE_AA, SUB)
 
 
