@@ -26,6 +26,7 @@ from dataclasses import dataclass, fields, is_dataclass
 import difflib
 import functools
 import json
+import math
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -75,6 +76,8 @@ class ParameterField:
             value = list(value)
         if self.type_name == 'number' and type(value) is int:
             return f"'{self.name}' is the integer {value}; write {value}.0"
+        if isinstance(value, float) and math.isnan(value):  # passes every bound of JSON Schema
+            return f"'{self.name}' is nan; give a number ({self.limits})"
         errors = sorted(jsonschema.Draft7Validator(self.schema).iter_errors(value),
                         key=lambda error: list(error.absolute_path))
         if not errors:

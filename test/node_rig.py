@@ -34,6 +34,7 @@ from rspec_planner.transport import apply_fastdds_environment
 
 TEXT = 'cruising straight, keep the lane because the road ahead is free'
 CAMERAS = CameraConfig(height=32, width=64)
+T0 = 1_700_000_000_123_456_789
 _IDS = {name: i for i, name in enumerate(TokenIds.__dataclass_fields__)}
 
 
@@ -58,6 +59,19 @@ def fake_plan(observation: Observation, *, accepted: bool = True, samples: int =
         times=StageTimes(1.0, 2.0, 3.0, 4.0, 5.0, 6.0),
         verdict=Verdict(True) if accepted else Verdict(False, 'start_jump', '9.0 m, limit 2.0 m'),
         ages_ms=dict(observation.ages_ms))
+
+
+def turned(yaw: float, x: float = 100.0, y: float = -20.0, z: float = 1.0) -> Any:
+    """Return a pose (4, 4) in the map."""
+    from rspec_planner.ros_conversions import local_matrices
+    return local_matrices(np.array([[x, y, z, yaw]]))[0]
+
+
+def plan_at(pose: Any, speed: float = 4.0) -> Plan:
+    """Return the fake plan at T0 for an ego at `pose` (4, 4)."""
+    stamps = np.zeros((4, 4), np.int64)
+    return fake_plan(Observation(T0, ('a',) * 4, np.zeros((4, 4, 2, 2, 3), np.uint8), stamps,
+                                 np.tile(np.eye(4), (16, 1, 1)), pose, 'map', speed))
 
 
 class FakePlanner:

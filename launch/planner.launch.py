@@ -1,0 +1,86 @@
+# Copyright 2026 rspec_planner authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""Start the planner node, and RViz when asked for."""
+
+from launch import LaunchDescription
+from launch.actions import DeclareLaunchArgument, SetEnvironmentVariable
+from launch.conditions import IfCondition
+from launch.substitutions import LaunchConfiguration
+from launch_ros.actions import Node
+from launch_ros.parameter_descriptions import ParameterValue
+
+from rspec_planner.command_line import default_remaps
+from rspec_planner.transport import config_path, fastdds_environment
+
+#: argument -> (topic in code, default topic); outputs keep their own names by default
+OUTPUTS = {
+    'output_path': ('~/output/path', '/planning/rspec_planner/output/path'),
+    'output_trajectory': ('~/output/trajectory', '/planning/rspec_planner/output/trajectory'),
+    'output_reasoning': ('~/output/reasoning', '/planning/rspec_planner/output/reasoning'),
+}
+
+
+def topic_arguments():
+    """Return argument name -> (topic in code, default topic) of every input and output."""
+    inputs = {name.replace('~/input/', 'input_'): (name, topic)
+              for name, topic in default_remaps().items()}
+    text = {'input_navigation_text': ('~/input/navigation_text',
+                                      '/planning/rspec_planner/input/navigation_text')}
+    return {**inputs, **text, **OUTPUTS}
+
+
+def declare_arguments():
+    """Return all arguments; each one has a description and a default."""
+    plain = [
+        ('rspec_planner_param_path', str(config_path('rspec_planner.param.yaml')),
+         'Parameter file of the node.'),
+        ('namespace', 'planning', 'Namespace of the node.'),
+        ('use_sim_time', 'false', 'Follow /clock; needed when a bag is played.'),
+        ('autostart', 'true', 'Configure and activate without a lifecycle manager.'),
+        ('use_respawn', 'false', 'Start the node again when it dies.'),
+        ('log_level', 'info', 'Log level of the node.'),
+        ('rviz', 'false', 'Start RViz as well.'),
+        ('rviz_config', str(config_path('rspec_planner.rviz')), 'RViz configuration file.'),
+    ]
+    topics = [(argument, topic, f'Topic that {name} is mapped to.')
+              for argument, (name, topic) in topic_arguments().items()]
+    return [DeclareLaunchArgument(name, default_value=default, description=description)
+            for name, default, description in plain + topics]
+
+
+def planner_node():
+    """Return the node with its parameters and remaps."""
+    return Node(
+        package='rspec_planner', executable='rspec_planner_node', name='rspec_planner',
+        namespace=LaunchConfiguration('namespace'), output='screen',
+        respawn=LaunchConfiguration('use_respawn'),
+        parameters=[
+            LaunchConfiguration('rspec_planner_param_path'),
+            {'use_sim_time': ParameterValue(LaunchConfiguration('use_sim_time'), value_type=bool),
+             'autostart': ParameterValue(LaunchConfiguration('autostart'), value_type=bool)}],
+        remappings=[(name, LaunchConfiguration(argument))
+                    for argument, (name, _) in topic_arguments().items()],
+        arguments=['--ros-args', '--log-level', LaunchConfiguration('log_level')])
+
+
+def generate_launch_description():
+    """Return the transport environment, the node and RViz."""
+    environment = [SetEnvironmentVariable(name, value)
+                   for name, value in fastdds_environment().items()]
+    rviz = Node(package='rviz2', executable='rviz2', output='screen',
+                arguments=['-d', LaunchConfiguration('rviz_config')],
+                parameters=[{'use_sim_time': ParameterValue(
+                    LaunchConfiguration('use_sim_time'), value_type=bool)}],
+                condition=IfCondition(LaunchConfiguration('rviz')))
+    return LaunchDescription([*declare_arguments(), *environment, planner_node(), rviz])

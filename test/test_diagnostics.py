@@ -1,0 +1,198 @@
+# Copyright 2026 rspec_planner authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from node_rig import plan_at, TEXT, turned, values_of
+import pytest
+
+from rspec_planner.cycle import CycleResult, CycleStatistics, Outcome
+from rspec_planner.diagnostics import (
+    engine_status,
+    EngineFacts,
+    ERROR,
+    inference_status,
+    InputFacts,
+    inputs_status,
+    latency_status,
+    make_array,
+    make_status,
+    OK,
+    speculation_status,
+    WARN,
+)
+from rspec_planner.inputs import StreamState
+from rspec_planner.parameters import load_yaml_parameters, NodeParameters
+from rspec_planner.planner.plan import Plan
+from rspec_planner.transport import config_path
+
+NOW = 10_000_000_000
+FRESH = StreamState('image0', "camera 'cross_left'", '/c/cross_left', 50, NOW - 40_000_000, 0.04,
+                    10.0, 10.0)
+ODOMETRY = StreamState('odometry', 'odometry', '/odom', 500, NOW - 5_000_000, 0.01, 100.0, 100.0)
+SKIP = CycleResult(NOW, Outcome.SKIPPED, 'camera_missing', 'camera front_tele: nothing received')
+
+
+@pytest.fixture
+def parameters():
+    return NodeParameters.from_values(
+        load_yaml_parameters(config_path('rspec_planner.param.yaml')))
+
+
+@pytest.fixture
+def plan() -> Plan:
+    return plan_at(turned(0.0))
+
+
+def facts(*streams, **changes):
+    return InputFacts(NOW, streams, True, **changes)
+
+
+def test_layout_is_that_of_diagnostic_updater():
+    status = make_status('engine', OK, 'ready', {'a': 1.23456, 'b': True, 'c': 7, 'd': 'x'})
+    assert (status.name, status.hardware_id) == ('rspec_planner: engine', 'rspec_planner')
+    assert values_of(status) == {'a': '1.235', 'b': 'true', 'c': '7', 'd': 'x'}
+    array = make_array(1_500_000_000, [status])
+    assert (array.header.stamp.sec, array.header.stamp.nanosec) == (1, 500_000_000)
+
+
+def test_fresh_inputs_are_ok():
+    status = inputs_status(facts(FRESH, ODOMETRY))
+    assert (status.level, status.message) == (OK, 'all inputs are fresh')
+    values = values_of(status)
+    assert values['image0_age_ms'] == '40.000'
+    assert values['image0_rate_hz'] == '10.000'
+    assert values['odometry_age_ms'] == '5.000'
+    assert values['skip_reason'] == '' and values['skipped_total'] == '0'
+
+
+def test_never_received_names_camera_topic_and_publishers():
+    never = replace(FRESH, received=0, newest_ns=None, silence_s=None, rate_hz=0.0)
+    status = inputs_status(facts(never, ODOMETRY))
+    assert status.level == ERROR
+    assert "camera 'cross_left' on /c/cross_left was never received" in status.message
+    assert 'no publisher' in status.message
+    status = inputs_status(facts(never, publishers={'image0': 2}))
+    assert '2 publisher(s) exist; check QoS' in status.message
+
+
+def test_worst_complaint_comes_first():
+    late = replace(ODOMETRY, silence_s=3.2)
+    never = replace(FRESH, silence_s=None)
+    status = inputs_status(facts(late, never))
+    assert status.level == ERROR
+    assert status.message.startswith('camera')
+    assert 'odometry on /odom is silent for 3.2 s' in status.message
+
+
+def test_lost_frames_name_the_transport():
+    status = inputs_status(facts(replace(FRESH, rate_hz=5.2)))
+    assert status.level == WARN
+    assert '5.2 of 10.0 Hz' in status.message
+    assert 'FASTDDS_DEFAULT_PROFILES_FILE' in status.message
+
+
+def test_skip_reason_qos_fault_and_skew_are_told():
+    other = replace(FRESH, name='image1', newest_ns=NOW - 10_000_000)
+    status = inputs_status(facts(
+        FRESH, other, last_result=SKIP, skipped={'camera_missing': 3, 'history_short': 1},
+        qos_faults=['1 publisher(s) on /t offer an incompatible RELIABILITY policy']))
+    assert status.level == WARN
+    assert 'camera_missing: camera front_tele: nothing received' in status.message
+    assert 'incompatible RELIABILITY' in status.message
+    values = values_of(status)
+    assert values['camera_skew_ms'] == '30.000'
+    assert (values['skip_reason'], values['skipped_total']) == ('camera_missing', '4')
+    assert values['skipped_history_short'] == '1'
+    assert values['history_ok'] == 'false'
+
+
+def test_inactive_node_does_not_complain():
+    status = inputs_status(InputFacts(NOW, [replace(FRESH, silence_s=None)], False))
+    assert (status.level, status.message) == (OK, 'inactive: inputs are not read')
+
+
+@pytest.mark.parametrize('state, level', [('ready', OK), ('loading', WARN), ('failed', ERROR),
+                                          ('unconfigured', WARN)])
+def test_engine_levels(state, level):
+    status = engine_status(EngineFacts(state, 'the cause', {'gpu': 'none'}))
+    assert (status.level, status.message) == (level, f'{state}: the cause')
+    assert values_of(status) == {'state': state, 'gpu': 'none'}
+
+
+def test_inference_of_a_published_plan(plan):
+    statistics = CycleStatistics(published=7, superseded=2)
+    status = inference_status(statistics, CycleResult(NOW, Outcome.PUBLISHED, plan=plan))
+    assert (status.level, status.message) == (OK, 'plan published')
+    values = values_of(status)
+    assert values['message'] == TEXT
+    assert (values['num_points'], values['reasoning_tokens']) == ('65', '3')
+    assert (values['published_total'], values['superseded_total']) == ('7', '2')
+
+
+def test_inference_that_went_silent_is_a_warning(plan):
+    status = inference_status(CycleStatistics(), CycleResult(NOW, Outcome.PUBLISHED, plan=plan),
+                              silence_s=4.0)
+    assert status.level == WARN
+    assert 'no plan for 4.0 s' in status.message
+
+
+def test_reasoning_that_hit_its_budget_is_a_warning(plan):
+    cut = replace(plan, reasoning=replace(plan.reasoning, complete=False))
+    status = inference_status(CycleStatistics(), CycleResult(NOW, Outcome.PUBLISHED, plan=cut))
+    assert status.level == WARN and 'token budget' in status.message
+
+
+@pytest.mark.parametrize('outcome, reason, level, part', [
+    (Outcome.REJECTED, 'start_jump', WARN, 'plan rejected: start_jump why'),
+    (Outcome.LATE, 'deadline_missed', WARN, 'deadline_missed: why'),
+    (Outcome.FAILED, 'exception', ERROR, 'exception: why')])
+def test_inference_levels(outcome, reason, level, part):
+    status = inference_status(CycleStatistics(), CycleResult(NOW, outcome, reason, 'why'))
+    assert (status.level, status.message) == (level, part)
+    assert (values_of(status)['reject_reason'] == reason) == (outcome is Outcome.REJECTED)
+
+
+def test_latency_within_and_above_budget(plan, parameters):
+    statistics = CycleStatistics()
+    for milliseconds in (100.0, 200.0, 300.0):
+        statistics.processing.add(milliseconds)
+    good = CycleResult(NOW, Outcome.PUBLISHED, plan=plan, processing_ms=120.0,
+                       pipeline_latency_ms=140.0)
+    status = latency_status(statistics, good, parameters)
+    assert (status.level, status.message) == (OK, 'within budget')
+    values = values_of(status)
+    assert values['decode_ms'] == '4.000' and values['p50_ms'] == '200.000'
+    assert values['pipeline_latency_ms'] == '140.000'
+    slow = latency_status(statistics, replace(good, processing_ms=180.0), parameters)
+    assert slow.level == WARN
+    assert '180 ms, the budget is 150 ms; the slowest stage is postprocess' in slow.message
+    late = replace(good, outcome=Outcome.LATE, reason='deadline_missed', detail='1200 ms old')
+    assert latency_status(statistics, late, parameters).level == ERROR
+
+
+def test_nothing_planned_yet(parameters):
+    assert latency_status(CycleStatistics(), None, parameters).message == 'no plan yet'
+    assert inference_status(CycleStatistics(), None).message == 'no plan yet'
+    assert speculation_status(None).message == 'no plan yet'
+
+
+def test_speculation_is_off_without_a_draft(plan):
+    status = speculation_status(CycleResult(NOW, Outcome.PUBLISHED, plan=plan))
+    assert status.message == 'off: the target decodes alone'
+    values = values_of(status)
+    assert (values['enabled'], values['mean_accepted_length'], values['iterations']) == (
+        'false', '1.000', '2')
