@@ -1,0 +1,354 @@
+# Copyright 2026 rspec_planner authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""
+The planner: one Observation in, one Plan out, through the stages of the engine.
+
+preprocess, encode, prefill, decode, action, postprocess. Same observation and seed, same Plan,
+bit for bit; frames seen before are not encoded again, which changes no bit either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+import torch
+from torch import Tensor
+
+from rspec_planner.decode.loop import close, decode
+from rspec_planner.decode.state import DecodeState, DecodeStats
+from rspec_planner.engine.executor import Executor
+from rspec_planner.engine.torch_executor import (
+    flow_step_executor,
+    prefill_executor,
+    verify_executor,
+    vision_executor,
+)
+from rspec_planner.errors import ConfigurationError, EngineError, InputError
+from rspec_planner.model.checkpoint import load_target
+from rspec_planner.model.config import ProfileConfig
+from rspec_planner.model.flow import euler_sample
+from rspec_planner.model.target import Target
+from rspec_planner.model.text import KVCache
+from rspec_planner.model.unicycle import UnicycleActionSpace
+from rspec_planner.planner.history import yaw_of
+from rspec_planner.planner.observation import Observation
+from rspec_planner.planner.plan import Plan, Reasoning, Verdict
+from rspec_planner.planner.prompt import build_prompt, max_prompt_length, Prompt
+from rspec_planner.planner.timing import StageTimer
+from rspec_planner.planner.tokenizer import load_tokenizer, Tokenizer
+from rspec_planner.planner.trajectory import check_trajectory
+from rspec_planner.planner.vision_cache import FrameFeatures, VisionCache
+
+Floats = NDArray[np.float64]
+
+EMBEDDED = Path(__file__).parent.parent / 'resource'
+EMBEDDED_NAMES = ('tiny',)
+_CAPACITY_BUCKET = 64
+
+
+@dataclass(frozen=True)
+class Stages:
+    """The executors of one target and the cache rows that they share."""
+
+    vision: Executor
+    prefill: Executor
+    verify: Executor
+    flow_step: Executor
+    capacity: int
+
+
+@dataclass(frozen=True)
+class _Rollout:
+    """Integrated samples, 65 points each, ego frame at t0."""
+
+    poses: Floats  # (N, 65, 4)
+    speeds: Floats  # (N, 65)
+    accelerations: Floats  # (N, 65)
+    curvatures: Floats  # (N, 65)
+
+
+def torch_stages(target: Target, capacity: int, samples: int) -> Stages:
+    """Return PyTorch executors over one new KV cache of `capacity` rows."""
+    cache = KVCache(target.cfg.text, 1, capacity, target.dtype, target.device)
+    return Stages(vision=vision_executor(target, len(target.cfg.cameras.names)),
+                  prefill=prefill_executor(target, cache, capacity),
+                  verify=verify_executor(target, cache, width=1),
+                  flow_step=flow_step_executor(target, cache, samples), capacity=capacity)
+
+
+class Planner:
+    """Plans frame by frame; one thread at a time."""
+
+    def __init__(self, target: Target, tokenizer: Tokenizer, *, seed: int = 0,
+                 num_samples: int = 1, flow_steps: int | None = None,
+                 max_reasoning_tokens: int | None = None, use_vision_cache: bool = True) -> None:
+        self.profile: ProfileConfig = target.cfg
+        self.tokenizer = tokenizer
+        self._budget = _positive('max_reasoning_tokens', max_reasoning_tokens,
+                                 target.cfg.max_reasoning_tokens)
+        self._flow_steps = _positive('flow_steps', flow_steps, target.cfg.flow.num_steps)
+        samples = _positive('num_samples', num_samples, 1)
+        # the anchor's row and the expert's scratch rows follow the longest text
+        rows = (max_prompt_length(target.cfg, tokenizer) + self._budget + 1
+                + target.cfg.action_space.n_waypoints)
+        rows += -rows % _CAPACITY_BUCKET
+        self._stages = torch_stages(target, rows, samples)
+        self._state = DecodeState(rows)
+        self._cache = VisionCache() if use_vision_cache else None
+        self._space = UnicycleActionSpace(target.cfg.action_space)
+        self._noise = _noise(target, samples, seed)
+        self._synchronize = _synchronizer(target.device)
+
+    @classmethod
+    def load(cls, checkpoint: str | Path = 'tiny', *, device: str = 'cpu', seed: int = 0,
+             num_samples: int = 1, flow_steps: int | None = None,
+             max_reasoning_tokens: int | None = None, use_vision_cache: bool = True) -> Planner:
+        """
+        Load a checkpoint folder, or an embedded one by name ('tiny').
+
+        Raises EngineError for a missing or damaged file and ConfigurationError for an argument
+        that makes no sense.
+        """
+        embedded = checkpoint in EMBEDDED_NAMES
+        directory = EMBEDDED / checkpoint if embedded else Path(checkpoint)
+        target = load_target(directory, _device(device)).requires_grad_(False)
+        tokenizer = load_tokenizer(directory)
+        found = (tokenizer.token_ids, tokenizer.vocab_size)
+        if found != (target.cfg.tokens, target.cfg.text.vocab_size):
+            raise EngineError(f'{directory}: tokenizer.json and config.json disagree about ids; '
+                              'restore both from one checkpoint')
+        return cls(target.pack(), tokenizer, seed=seed, num_samples=num_samples,
+                   flow_steps=flow_steps, max_reasoning_tokens=max_reasoning_tokens,
+                   use_vision_cache=use_vision_cache)
+
+    def reset(self) -> None:
+        """Drop what is cached from earlier frames."""
+        if self._cache is not None:
+            self._cache.clear()
+
+    def plan(self, observation: Observation) -> Plan:
+        """
+        Return the plan of one observation; its verdict says whether anyone may drive it.
+
+        Raises InputError when the observation does not fit the profile.
+        """
+        timer = StageTimer(self._synchronize)
+        with timer.stage('preprocess'):
+            _check(observation, self.profile)
+            prompt = self._prepare(observation)
+        with timer.stage('encode'):
+            self._encode(observation)
+        with timer.stage('prefill'):
+            self._stages.prefill.enqueue()
+        with timer.stage('decode'):
+            reasoning, length = self._reason(prompt)
+        with timer.stage('action'):
+            actions = self._act(length, prompt.rope_delta)
+        with timer.stage('postprocess'):
+            rollout = self._integrate(actions, observation)
+            best = medoid(rollout.poses)
+            verdict = self._judge(rollout, best, reasoning)
+        return Plan(
+            t0_ns=observation.t0_ns, poses=rollout.poses[best], speeds=rollout.speeds[best],
+            accelerations=rollout.accelerations[best], curvatures=rollout.curvatures[best],
+            candidates=rollout.poses, candidate_speeds=rollout.speeds,
+            ego_pose_at_t0=observation.ego_pose_at_t0,
+            odometry_frame=observation.odometry_frame, reasoning=reasoning,
+            times=timer.times(), verdict=verdict, ages_ms=dict(observation.ages_ms))
+
+    def _prepare(self, observation: Observation) -> Prompt:
+        """Build the prompt and copy it into the prefill's buffers."""
+        prompt = build_prompt(self.profile, self.tokenizer, observation.ego_poses,
+                              observation.navigation_text)
+        inputs = self._stages.prefill.inputs
+        inputs['ids'][:prompt.length] = torch.from_numpy(prompt.token_ids)
+        inputs['positions'][:, :prompt.length] = torch.from_numpy(prompt.positions)
+        inputs['length'].fill_(prompt.length)
+        return prompt
+
+    def _encode(self, observation: Observation) -> None:
+        """Put the features of all images into the prefill's buffers, new ones encoded."""
+        frames = observation.images.shape[1]
+        new: list[int] = []
+        for slot in range(observation.images.shape[0] * frames):
+            camera, frame = divmod(slot, frames)
+            held = self._cache.get(
+                observation.camera_names[camera],
+                int(observation.image_stamps_ns[camera, frame]),
+                observation.images[camera, frame]) if self._cache is not None else None
+            if held is None:
+                new.append(slot)
+            else:
+                self._place(slot, held)
+        per_call = self._stages.vision.inputs['images'].shape[0]
+        for start in range(0, len(new), per_call):
+            self._encode_call(observation, new[start:start + per_call])
+        if self._cache is not None:
+            self._cache.prune(observation.t0_ns)
+
+    def _encode_call(self, observation: Observation, slots: list[int]) -> None:
+        """Run the vision stage once over at most as many images as it takes."""
+        vision = self._stages.vision
+        frames = observation.images.shape[1]
+        for row, slot in enumerate(slots):
+            image = observation.images[divmod(slot, frames)]
+            vision.inputs['images'][row].copy_(torch.from_numpy(image))
+        vision.enqueue()
+        for row, slot in enumerate(slots):
+            made = FrameFeatures(vision.outputs['features'][row],
+                                 vision.outputs['deepstack'][:, row])
+            self._place(slot, made)
+            if self._cache is not None:
+                camera, frame = divmod(slot, frames)
+                self._cache.put(
+                    observation.camera_names[camera],
+                    int(observation.image_stamps_ns[camera, frame]),
+                    observation.images[camera, frame].copy(),
+                    FrameFeatures(made.features.clone(), made.deepstack.clone()))
+
+    def _place(self, slot: int, frame: FrameFeatures) -> None:
+        inputs = self._stages.prefill.inputs
+        inputs['features'][slot].copy_(frame.features)
+        inputs['deepstack'][:, slot].copy_(frame.deepstack)
+
+    def _reason(self, prompt: Prompt) -> tuple[Reasoning, int]:
+        """Decode the reasoning; return it and the length of the expert's context."""
+        tokens, verify, state = self.profile.tokens, self._stages.verify, self._state
+        verify.inputs['rope_delta'].fill_(prompt.rope_delta)
+        first = int(self._stages.prefill.outputs['best'])
+        state.start(torch.from_numpy(prompt.token_ids), first, tokens.stop_ids)
+        stats = decode(verify, state, tokens.stop_ids, self._budget)
+        reasoning = self._read(state.generated, stats)
+        return reasoning, close(verify, state, tokens.traj_future_start)
+
+    def _read(self, ids: tuple[int, ...], stats: DecodeStats) -> Reasoning:
+        """Return the reasoning of generated ids; its text ends at <|cot_end|>."""
+        tokens = self.profile.tokens
+        end = ids.index(tokens.cot_end) if tokens.cot_end in ids else len(ids)
+        return Reasoning(ids, self.tokenizer.decode(ids[:end]),
+                         ids[-1] == tokens.traj_future_start, stats)
+
+    def _act(self, length: int, rope_delta: int) -> Tensor:
+        """Return normalised actions (N, 64, 2): noise carried to data in Euler steps."""
+        step = self._stages.flow_step
+        step.inputs['length'].fill_(length)
+        step.inputs['rope_delta'].fill_(rope_delta)
+
+        def velocity(noisy: Tensor, t: Tensor) -> Tensor:
+            step.inputs['noisy'].copy_(noisy)
+            step.inputs['t'].copy_(t[:1])
+            step.enqueue()
+            return step.outputs['velocity']
+
+        with torch.inference_mode():
+            return euler_sample(velocity, self._noise, self._flow_steps)
+
+    def _integrate(self, actions: Tensor, observation: Observation) -> _Rollout:
+        """Roll the samples out in fp64 from the speed that the history implies."""
+        history = observation.ego_poses
+        with torch.inference_mode():
+            v0 = self._space.initial_speed(torch.from_numpy(history[None, :, :2, 3]),
+                                           torch.from_numpy(yaw_of(history)[None]))
+            v0 = v0.clamp(min=0.0).expand(actions.shape[0])
+            wide = actions.cpu().double()
+            xy, yaw, speed = self._space.integrate(wide, v0, floor_at_zero=True)
+            curvature = self._space.denormalise(wide)[..., 1]
+            applied = torch.diff(speed, dim=-1, prepend=v0[:, None]) / self._space.cfg.dt
+        poses = np.zeros((actions.shape[0], xy.shape[1] + 1, 4))
+        poses[:, 1:, :2] = xy.numpy()
+        poses[:, 1:, 3] = yaw.numpy()
+        measured = np.full((actions.shape[0], 1), max(float(observation.speed_mps), 0.0))
+        # an action holds over the interval behind its point; the last point repeats it
+        return _Rollout(poses, np.concatenate([measured, speed.numpy()], axis=1),
+                        _repeat_last(applied.numpy()), _repeat_last(curvature.numpy()))
+
+    def _judge(self, rollout: _Rollout, best: int, reasoning: Reasoning) -> Verdict:
+        """Return the verdict on what is about to be said and driven."""
+        if not reasoning.complete:
+            return Verdict(False, 'reasoning_incomplete',
+                           f'no <|traj_future_start|> within {len(reasoning.token_ids)} tokens, '
+                           f'budget {self._budget}')
+        return check_trajectory(rollout.poses[best], rollout.speeds[best],
+                                rollout.accelerations[best], rollout.curvatures[best])
+
+
+def medoid(poses: Floats) -> int:
+    """Return the index of the sample (N, 65, 4) with the least mean distance to the others."""
+    if len(poses) == 1:
+        return 0
+    difference = poses[:, None, :, :2] - poses[None, :, :, :2]
+    return int(np.argmin(np.linalg.norm(difference, axis=-1).mean(axis=(1, 2))))
+
+
+def _repeat_last(values: Floats) -> Floats:
+    """Return (N, 65) of (N, 64)."""
+    return np.concatenate([values, values[:, -1:]], axis=1)
+
+
+def _positive(name: str, value: int | None, default: int) -> int:
+    """Return the value or its default; ConfigurationError below 1."""
+    chosen = default if value is None else value
+    if chosen < 1:
+        raise ConfigurationError(f'{name}: {chosen}, must be at least 1')
+    return chosen
+
+
+def _device(name: str) -> torch.device:
+    """Return a device that exists."""
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ConfigurationError(f'device {name!r} is unknown; use cpu or cuda') from error
+    if device.type == 'cuda' and not torch.cuda.is_available():
+        raise ConfigurationError(f'device {name!r}: PyTorch sees no CUDA device; use cpu')
+    return device
+
+
+def _synchronizer(device: torch.device) -> Callable[[], None] | None:
+    return torch.cuda.synchronize if device.type == 'cuda' else None
+
+
+def _noise(target: Target, samples: int, seed: int) -> Tensor:
+    """Return the flow's noise (N, 64, 2): of the seed alone, the same for every frame."""
+    generator = torch.Generator().manual_seed(seed)
+    shape = (samples, target.cfg.action_space.n_waypoints, 2)
+    noise = torch.randn(shape, generator=generator) * target.cfg.flow.noise_scale
+    return noise.to(target.device)
+
+
+def _check(observation: Observation, profile: ProfileConfig) -> None:
+    """Raise InputError for the first field that does not fit the profile."""
+    cameras = profile.cameras
+    images = (len(cameras.names), cameras.frames, cameras.height, cameras.width, 3)
+    if observation.camera_names != cameras.names:
+        raise InputError(f'camera_names: {observation.camera_names}, the profile needs '
+                         f'{cameras.names} in this order')
+    for name, array, shape in (
+            ('images', observation.images, images),
+            ('image_stamps_ns', observation.image_stamps_ns, images[:2]),
+            ('ego_poses', observation.ego_poses, (profile.history.num_poses, 4, 4)),
+            ('ego_pose_at_t0', observation.ego_pose_at_t0, (4, 4))):
+        if array.shape != shape:
+            raise InputError(f'{name}: shape {array.shape}, the profile needs {shape}')
+    if observation.images.dtype != np.uint8:
+        raise InputError(f'images: {observation.images.dtype}, must be uint8 RGB')
+    for name, values in (('ego_poses', observation.ego_poses),
+                         ('ego_pose_at_t0', observation.ego_pose_at_t0),
+                         ('speed_mps', np.asarray(observation.speed_mps))):
+        if not np.isfinite(values).all():
+            raise InputError(f'{name}: not finite; check the odometry')

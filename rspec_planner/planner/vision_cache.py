@@ -1,0 +1,68 @@
+# Copyright 2026 rspec_planner authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""
+Visual features of frames that an earlier plan has already seen.
+
+Exact, because the tower attends within one image only. A stamp alone does not identify a frame
+(a bag may loop, two clips may share stamps), so the pixels are compared as well.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+_KEEP_NS = 1_000_000_000
+
+
+@dataclass(frozen=True)
+class FrameFeatures:
+    """Output of the vision stage for one image."""
+
+    features: Tensor  # (T, hidden)
+    deepstack: Tensor  # (D, T, hidden)
+
+
+class VisionCache:
+    """Features by camera and stamp, for frames within a second of the newest t0."""
+
+    def __init__(self) -> None:
+        self._entries: dict[tuple[str, int], tuple[NDArray[np.uint8], FrameFeatures]] = {}
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def get(self, camera: str, stamp_ns: int, image: NDArray[np.uint8]) -> FrameFeatures | None:
+        """Return the features of this very image (H, W, 3), None when it is new."""
+        entry = self._entries.get((camera, stamp_ns))
+        if entry is None or not np.array_equal(entry[0], image):
+            return None
+        return entry[1]
+
+    def put(self, camera: str, stamp_ns: int, image: NDArray[np.uint8],
+            features: FrameFeatures) -> None:
+        """Keep the features of an image; both are kept by reference."""
+        self._entries[camera, stamp_ns] = (image, features)
+
+    def prune(self, t0_ns: int) -> None:
+        """Forget frames more than a second away from t0 on either side."""
+        self._entries = {key: entry for key, entry in self._entries.items()
+                         if abs(key[1] - t0_ns) <= _KEEP_NS}
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._entries.clear()
