@@ -124,15 +124,16 @@ class BatchedPlanner:
         generated: list[list[int]] = [[] for _ in range(hidden.shape[0])]
         lengths = torch.full((hidden.shape[0],), prompt.length, device=hidden.device)
         open_rows = torch.ones_like(lengths, dtype=torch.bool)
-        for step in range(self.budget):
+        for step in range(self.budget + 1):
             logits = text.logits(hidden).float()
             logits[:, tokens.forbidden_start:tokens.forbidden_end] = float('-inf')
             chosen = logits.argmax(-1)
-            if step == self.budget - 1:  # an anchor must end every reasoning
+            closing = step == self.budget  # the expert needs an anchor behind any reasoning
+            if closing:
                 chosen = torch.full_like(chosen, tokens.traj_future_start)
             chosen = torch.where(open_rows, chosen, tokens.pad)
             for row, (token, alive) in enumerate(zip(chosen.tolist(), open_rows.tolist())):
-                if alive:
+                if alive and not closing:
                     generated[row].append(token)
             lengths += open_rows
             ended = torch.zeros_like(open_rows)

@@ -20,7 +20,7 @@ travel as a small pickled clip without its pixels.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 import ctypes
 from dataclasses import dataclass, replace
 import multiprocessing
@@ -35,6 +35,17 @@ from rspec_planner.train.labels import object_grid
 from rspec_planner.world.clip import Clip, ClipSpec
 
 PairJob = tuple[int, tuple[ClipSpec, ...]]  # ordinal, one or two specs of one pair
+#: gets a failed job and its message, returns the job to do instead or raises
+Substitute = Callable[[PairJob, str], PairJob]
+
+
+@dataclass(frozen=True)
+class FailedJob:
+    """A job that raised in its worker."""
+
+    slot: int
+    job: PairJob
+    message: str
 
 
 @dataclass(frozen=True)
@@ -64,8 +75,9 @@ class RenderFarm:
     """
 
     def __init__(self, jobs: Iterator[PairJob], *, workers: int,
-                 image_shape: tuple[int, int, int, int, int], slots: int = 0):
-        self._jobs = jobs
+                 image_shape: tuple[int, int, int, int, int], slots: int = 0,
+                 substitute: Substitute | None = None):
+        self._jobs, self._substitute = jobs, substitute
         self._shape = image_shape  # of one clip: (4, 4, H, W, 3)
         self._workers = workers
         self.slots = slots or 4 * workers
@@ -98,7 +110,8 @@ class RenderFarm:
         """
         Return up to `limit` finished pairs.
 
-        Raises RspecError with the clip's name when a worker failed or died.
+        Raises RspecError with the clip's name when a worker failed and nobody substitutes its
+        job, and when a worker died.
         """
         finished: list[RenderedPair] = []
         while len(finished) < limit:
@@ -107,8 +120,11 @@ class RenderFarm:
                 item = self._done.get(timeout=wait) if wait else self._done.get_nowait()
             except queue.Empty:
                 break
-            if isinstance(item, str):
-                raise RspecError(item)
+            if isinstance(item, FailedJob):
+                if self._substitute is None:
+                    raise RspecError(item.message)
+                self._tasks.put((item.slot, self._substitute(item.job, item.message)))
+                continue
             self._outstanding -= 1
             finished.append(item)
         if not finished and any(p.exitcode not in (None, 0) for p in self._processes):
@@ -162,7 +178,8 @@ def _work(tasks: Any, done: Any, memory: Any, slots: int, shape: tuple[int, ...]
         try:
             done.put(_render(pixels[slot], slot, ordinal, specs, renderer, rig))
         except Exception as error:  # a worker's only voice is the queue
-            done.put(f'clip {specs[0].pair_id}: {type(error).__name__}: {error}')
+            done.put(FailedJob(slot, (ordinal, specs),
+                               f'clip {specs[0].pair_id}: {type(error).__name__}: {error}'))
 
 
 def _render(pixels: np.ndarray, slot: int, ordinal: int, specs: tuple[ClipSpec, ...],

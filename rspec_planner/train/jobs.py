@@ -16,12 +16,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from rspec_planner.train.farm import pair_jobs, PairJob
-from rspec_planner.world.clip import ClipSpec
 from rspec_planner.world.splits import extra_spec, split_specs
 
 
@@ -45,13 +44,8 @@ class JobPlan:
         yield from self.train[early:]
         ordinal, index = len(self.train), self.first_extra + self.rank
         while self.extra:
-            yield ordinal, twins(extra_spec(index))
+            yield ordinal, (extra_spec(2 * index), extra_spec(2 * index + 1))
             ordinal, index = ordinal + 1, index + self.world
-
-
-def twins(spec: ClipSpec) -> tuple[ClipSpec, ClipSpec]:
-    """Return the event and its harmless twin."""
-    return replace(spec, event=True), replace(spec, event=False)
 
 
 def plan_jobs(*, seed: int, rank: int, world: int, train_clips: int, val_clips: int,

@@ -30,14 +30,14 @@ import torch
 from torch import nn, Tensor
 import torch.distributed as dist
 
-from rspec_planner.errors import ConfigurationError, EngineError
+from rspec_planner.errors import ConfigurationError, EngineError, RspecError
 from rspec_planner.model.checkpoint import load_target
 from rspec_planner.model.config import ProfileConfig
 from rspec_planner.model.target import Target
 from rspec_planner.planner.tokenizer import load_tokenizer, Tokenizer
 from rspec_planner.train.augment import Augmentation
 from rspec_planner.train.examples import ExampleEncoder
-from rspec_planner.train.farm import RenderFarm
+from rspec_planner.train.farm import PairJob, RenderFarm
 from rspec_planner.train.jobs import JobPlan, plan_jobs
 from rspec_planner.train.objective import LossWeights, TargetObjective
 from rspec_planner.train.optimizer import (
@@ -53,6 +53,11 @@ from rspec_planner.train.saving import export, load_state, save_state, STATE_FIL
 from rspec_planner.train.schedule import TimeSchedule
 from rspec_planner.train.settings import TargetSettings
 from rspec_planner.train.validate import validate
+from rspec_planner.world.splits import extra_spec
+
+#: training pairs that may fail before the run does, and where their stand-ins begin
+MAX_SUBSTITUTES = 50
+FIRST_SUBSTITUTE = 10_000_000
 
 
 @dataclass(frozen=True)
@@ -118,6 +123,7 @@ class TargetTrainer:
         self.schedule.started = self.schedule.started if started is None else started
         self.step = 0
         self.clips_seen = 0
+        self.substituted = 0
         self.metrics: dict[str, float] = {}
         self.losses: dict[str, float] = {}
 
@@ -152,11 +158,22 @@ class TargetTrainer:
         workers = s.workers or min(max(len(os.sched_getaffinity(0)) // local - 2, 1), 14)
         cameras = cfg.cameras
         shape = (len(cameras.names), cameras.frames, cameras.height, cameras.width, 3)
-        farm = RenderFarm(plan.stream(), workers=workers, image_shape=shape)
+        farm = RenderFarm(plan.stream(), workers=workers, image_shape=shape,
+                          substitute=self._substitute)
         farm.start()
         self._say(f'{workers} render workers, {len(plan.train)} training pairs, '
                   f'{len(plan.held_out)} held-out pairs per process')
         return plan, farm
+
+    def _substitute(self, job: PairJob, message: str) -> PairJob:
+        """Replace a training pair that cannot be made; a held-out pair must not change."""
+        ordinal, _ = job
+        self.substituted += 1
+        if ordinal < 0 or self.substituted > MAX_SUBSTITUTES:
+            raise RspecError(message)
+        print(f'{message}; an extra pair takes its place', file=sys.stderr, flush=True)
+        index = FIRST_SUBSTITUTE + 2 * (self.substituted * self.ranks.world + self.ranks.rank)
+        return ordinal, (extra_spec(index), extra_spec(index + 1))
 
     def _build(self, plan: JobPlan, farm: RenderFarm) -> None:
         s, device = self.settings, self.ranks.device
@@ -295,7 +312,8 @@ class TargetTrainer:
                 'data_seed': self.settings.seed, 'settings': self.settings.to_dict(),
                 'minutes': round(self.schedule.elapsed_s / 60.0, 2), 'steps': self.step,
                 'clips_seen': self.clips_seen, 'processes': self.ranks.world,
-                'clips_rendered': self.pool.clips_rendered, 'losses': self.losses,
+                'clips_rendered': self.pool.clips_rendered,
+                'pairs_substituted': self.substituted, 'losses': self.losses,
                 'validation': self.metrics, 'parameters': self.target.num_parameters(),
                 'torch': torch.__version__, 'device': device_name(self.ranks.device)}
 
