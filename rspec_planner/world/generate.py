@@ -21,6 +21,7 @@ differ visibly at t0. The result depends on the spec (and on the size of the ima
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 import math
 from typing import Protocol
 
@@ -31,6 +32,8 @@ from rspec_planner.planner.observation import Observation
 from rspec_planner.world.clip import Clip, ClipSpec
 from rspec_planner.world.expert import Driver, Maneuver, SpeedLimit
 from rspec_planner.world.reasoning import opener_is_clear, write
+from rspec_planner.world.renderer import Renderer
+from rspec_planner.world.rig import Rig
 from rspec_planner.world.road import inside, Path
 from rspec_planner.world.scenarios import CATALOGUE, STRAIGHT
 from rspec_planner.world.scenarios.base import BEHIND, Blueprint, Draw, Rejected, Stage
@@ -54,11 +57,43 @@ GATE_LEVELS, GATE_PIXELS = 24, 8  # a pair must differ by more, in so many pixel
 CAMERAS = ('cross_left', 'front_wide', 'cross_right', 'front_tele')
 
 
+#: (height m, pitch rad) added to the rig; clips of every split use one of these
+MOUNTS = ((0.0, 0.0), (0.05, 0.0087), (-0.05, -0.0087), (0.05, -0.0087), (-0.05, 0.0087))
+FOREIGN_MOUNT = (0.10, -math.radians(1.0))  # the off-shelf part `rig`
+
+
 class SceneRenderer(Protocol):
     """Whatever turns a Scene into (4, H, W, 3) uint8 RGB."""
 
+    @property
+    def rig(self) -> Rig:
+        """Return the rig it draws for."""
+
     def render(self, scene: Scene) -> np.ndarray:
         """Return one image per camera."""
+
+
+@lru_cache(maxsize=8)
+def _mounted(rig: Rig) -> Renderer:
+    """Return the renderer of a displaced rig, one per process."""
+    return Renderer(rig)
+
+
+def renderer_of(spec: ClipSpec, renderer: SceneRenderer) -> SceneRenderer:
+    """
+    Return the renderer whose rig is mounted as this clip wants it.
+
+    Cameras sit up to 5 cm and 0.5 deg off; in the part `rig`, 10 cm higher and 1 deg up.
+    """
+    if spec.variant == 'rig':
+        height, pitch = FOREIGN_MOUNT
+    else:
+        height, pitch = MOUNTS[(seed_of(spec) >> 8) % len(MOUNTS)]
+    if not height and not pitch:
+        return renderer
+    rig = renderer.rig
+    return _mounted(Rig(rig.width, rig.height, rig.height_offset + height,
+                        rig.pitch_offset + pitch))
 
 
 @dataclass(frozen=True)
@@ -163,11 +198,11 @@ def lit_at(blueprint_seed: int, agent_id: int) -> float:
     return (math.ceil(whole * 1.5) + phase - 0.37 * (agent_id % 7)) / 1.5
 
 
-def _to_ego(x: np.ndarray, y: np.ndarray, yaw: np.ndarray, ego: EgoState) -> np.ndarray:
-    """Return (n, 4) x, y, z, yaw in the frame of `ego`, float64."""
+def _to_ego(poses: np.ndarray, ego: EgoState) -> np.ndarray:
+    """Return (n, 4) x, y, z, yaw in the frame of `ego` for world (n, 3) x, y, yaw."""
     cosine, sine = math.cos(ego.yaw), math.sin(ego.yaw)
-    dx, dy = x - ego.x, y - ego.y
-    turn = yaw - ego.yaw
+    dx, dy = poses[:, 0] - ego.x, poses[:, 1] - ego.y
+    turn = poses[:, 2] - ego.yaw
     return np.stack([dx * cosine + dy * sine, dy * cosine - dx * sine, np.zeros_like(dx),
                      np.arctan2(np.sin(turn), np.cos(turn))], axis=-1)
 
@@ -178,11 +213,11 @@ def _record(spec: ClipSpec, rollout: Rollout, blueprint: Blueprint, t0_s: float,
     states, stage = rollout.states, rollout.stage
     ego = states[HISTORY - 1]
     poses = np.array([(e.x, e.y, e.yaw) for e in states])
-    local = _to_ego(*poses.T, ego).astype(np.float32)
+    local = _to_ego(poses, ego).astype(np.float32)
     agents = rollout.agents.copy()
     shape = agents.shape[:2]
     flat = agents.reshape(-1, 7)
-    flat[:, :3] = _to_ego(flat[:, 0], flat[:, 1], flat[:, 2], ego)[:, [0, 1, 3]]
+    flat[:, :3] = _to_ego(flat[:, :3], ego)[:, [0, 1, 3]]
     history = local[:HISTORY]
     assert stage.decision is not None
     text, kinds = write(history, stage.decision)
@@ -233,7 +268,7 @@ class Pair:
 
 def _opener_clear(rollout: Rollout) -> bool:
     poses = np.array([(e.x, e.y, e.yaw) for e in rollout.states[:HISTORY]])
-    return opener_is_clear(_to_ego(*poses.T, rollout.states[HISTORY - 1]))
+    return opener_is_clear(_to_ego(poses, rollout.states[HISTORY - 1]))
 
 
 def simulate_pair(spec: ClipSpec, first_attempt: int = 0) -> tuple[Pair, int]:
@@ -285,7 +320,9 @@ def _render(renderer: SceneRenderer, scenes: list[Scene]) -> np.ndarray:
 def _visible_pair(spec: ClipSpec, renderer: SceneRenderer | None
                   ) -> tuple[Pair, list[np.ndarray]]:
     """Return a pair that passes the pixel gate, and its last frames if rendered."""
-    attempt, rejected = 0, ()
+    attempt = 0
+    renderer = None if renderer is None else renderer_of(spec, renderer)
+    rejected: tuple[str, ...] = ()
     while True:
         pair, attempt = simulate_pair(spec, attempt)
         pair = replace(pair, rejected=rejected + pair.rejected)
@@ -306,6 +343,7 @@ def generate_pair(spec: ClipSpec, renderer: SceneRenderer | None = None) -> tupl
     pair, last = _visible_pair(spec, renderer)
     images: list[np.ndarray | None] = [None, None]
     if renderer is not None:
+        renderer = renderer_of(spec, renderer)
         first, second = pair.event.scenes, pair.twin.scenes
         event_frames = [renderer.render(scene) for scene in first[:-1]]
         twin_frames = [frame if _same_scene(a, b) else renderer.render(b)
@@ -325,6 +363,7 @@ def generate_clip(spec: ClipSpec, renderer: SceneRenderer | None = None) -> Clip
     rollout = pair.event if spec.event else pair.twin
     images = None
     if renderer is not None:
+        renderer = renderer_of(spec, renderer)
         frames = [renderer.render(scene) for scene in rollout.scenes[:-1]]
         images = np.stack([*frames, last[0 if spec.event else 1]], axis=1)
     return _record(spec, rollout, pair.blueprint, pair.t0_s, images)

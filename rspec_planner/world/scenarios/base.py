@@ -62,7 +62,7 @@ class Draw:
                  bends: bool = True) -> None:
         """Choose weather, vehicle kind and curvature sign; the rest is drawn on demand."""
         self.rng = np.random.default_rng([seed, attempt])
-        self.around = np.random.default_rng([seed, attempt, 1])  # surroundings only
+        self._around = (seed, attempt, 1)
         for _ in range(1000):
             self.weather_name: str = str(self.rng.choice(WEATHERS, p=_WEATHER_SHARES))
             self.vehicle: str = str(self.rng.choice(VEHICLES))
@@ -74,6 +74,10 @@ class Draw:
         self.colour: str = self.choice(tuple(COLOURS))
         self.weather = self._weather()
         self.noise_seed = int(self.rng.integers(1 << 31))
+
+    def around(self) -> np.random.Generator:
+        """Return a fresh generator for the surroundings, the same for both twins."""
+        return np.random.default_rng(self._around)
 
     def _weather(self) -> Weather:
         name = self.weather_name
@@ -114,16 +118,18 @@ class Draw:
 
         `low` .. `high` bounds the speed at t0, m/s.
         """
-        modes = ['cruising'] * 8 + ['slowing'] * 4 + ['accelerating'] * 4
+        lowest = 3.3 if self.sign == 0 else 5.0
+        floors = {'cruising': lowest, 'slowing': lowest + 0.2, 'accelerating': lowest + 0.6}
+        weights = {'cruising': 8, 'slowing': 4, 'accelerating': 4}
+        modes = [m for m, w in weights.items() for _ in range(w) if high > floors[m] + 0.05]
         if creeping and self.sign == 0 and low < 1.8:
             modes += ['creeping'] * 4
+        if not modes:
+            raise Rejected('no speed fits')
         mode = self.choice(modes)
         if mode == 'creeping':
             return self.uniform(max(low, 0.8), min(high, 2.2)), 0.0
-        floor = 3.3 if self.sign == 0 else 5.0
-        floor += {'cruising': 0.0, 'slowing': 0.2, 'accelerating': 0.6}[mode]
-        if high <= floor:
-            raise Rejected('no speed fits')
+        floor = floors[mode]
         speed = self.uniform(max(low, floor), high) if low < high else high
         if mode == 'cruising':
             return speed, self.uniform(-0.12, 0.12)

@@ -58,7 +58,7 @@ def red_light(draw: Draw) -> Blueprint:
     speed, push = draw.motion(low, high, creeping=True)
     curvature = draw.bend(speed, push, ahead)
     lamp, when = draw.choice(('red', 'amber')), draw.event_time()
-    height, layout = draw.uniform(3.6, 4.2), _layout(draw)
+    height, layout = draw.uniform(3.6, 3.9), _layout(draw)
 
     def populate(stage: Stage, event: bool) -> None:
         stage.stop_line(line)
@@ -78,7 +78,7 @@ def light_change(draw: Draw) -> Blueprint:
     """From standstill at the line. Twin A: red turns green; twin B: it stays red."""
     line, when = EGO_FRONT + draw.uniform(0.5, 1.4), draw.event_time()
     ahead = line + draw.uniform(10.0, 13.0)
-    height, layout, desired = draw.uniform(3.6, 4.2), _layout(draw), draw.uniform(7.0, 11.0)
+    height, layout, desired = draw.uniform(3.6, 3.9), _layout(draw), draw.uniform(7.0, 11.0)
 
     def populate(stage: Stage, event: bool) -> None:
         stage.stop_line(line)
@@ -153,7 +153,7 @@ def left_turn(draw: Draw) -> Blueprint:
 def right_turn(draw: Draw) -> Blueprint:
     """Twin A: somebody crosses the side road (cross_right sees it); twin B: nobody does."""
     standing = draw.flag(0.2)
-    near = 4.3 if standing else draw.uniform(5.5, 9.0)
+    near = 4.3 if standing else draw.uniform(5.0, 7.5)
     speed = push = 0.0
     begin = near + 4.0 - 1.75 - RIGHT_RADIUS
     if not standing:
@@ -163,7 +163,8 @@ def right_turn(draw: Draw) -> Blueprint:
     layout = Layout(width=3.5, oncoming=draw.choice((0, 1)), left=draw.choice((0, 1)),
                     shoulder=1.2)
     word, clothes = draw.choice(tuple(PERSONS)), draw.choice(CLOTHES)
-    place, pace, way = draw.uniform(-2.0, 2.0), draw.uniform(0.9, 1.3), draw.choice((1.0, -1.0))
+    way, pace = draw.choice((1.0, -1.0)), draw.uniform(0.9, 1.3)
+    place = draw.uniform(-3.0, 0.2) if way > 0 else draw.uniform(-0.8, 1.2)
     edge = layout.right_edge - layout.shoulder
 
     def populate(stage: Stage, event: bool) -> None:
@@ -178,7 +179,7 @@ def right_turn(draw: Draw) -> Blueprint:
 
         def script(person: Actor, tau: float) -> None:
             person.gait = 1.8
-            person.d = way * (pace * tau + place * 1.0)
+            person.d = place + way * pace * tau
         person = stage.add(PERSONS[word], 0.0, 0.0, late=True, script=script, colour=clothes,
                            turned=way * math.pi / 2)
         person.path, person.s = side, 1.9

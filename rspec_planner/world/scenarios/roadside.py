@@ -163,7 +163,7 @@ def _nudge(stage: Stage, first: float, last: float, target: float) -> Maneuver:
 def parked(draw: Draw) -> Blueprint:
     """Twin A: a parked vehicle reaches into our lane; twin B: it leaves room."""
     side, other, sign = _side(draw)
-    gap = draw.uniform(14.0, 30.0)
+    gap = draw.uniform(14.0 if draw.sign == 0 else 19.0, 30.0)
     speed, push = draw.motion(3.3, min(11.0, (gap - 4.6) / 2.4))
     length, width, _ = SIZES[draw.vehicle]
     curvature = draw.bend(speed, push, gap + length / 2)
@@ -189,7 +189,8 @@ def parked(draw: Draw) -> Blueprint:
 def construction(draw: Draw) -> Blueprint:
     """Twin A: cones close a part of our lane; twin B: they stand on the shoulder."""
     side, other, sign = _side(draw)
-    gap, count = draw.uniform(13.0, 28.0), draw.choice((7, 8, 9, 10))
+    gap = draw.uniform(13.0 if draw.sign == 0 else 17.0, 28.0)
+    count = draw.choice((7, 8, 9, 10))
     speed, push = draw.motion(3.3, min(11.0, (gap - 2.0) / 2.4))
     if speed > (gap - 2.0) / 2.4:
         raise Rejected('no room for the shift')

@@ -55,9 +55,8 @@ def _background(stage: Stage, rng: np.random.Generator, start: float, end: float
             ahead += step + (size[0] if house else 0.0)
 
 
-def _traffic(stage: Stage, draw: Draw, blueprint: Blueprint) -> None:
+def _traffic(stage: Stage, rng: np.random.Generator, blueprint: Blueprint) -> None:
     """Add oncoming vehicles and one behind; their numbers are drawn in any case."""
-    rng = draw.around
     count, pace = int(rng.integers(0, 4)), rng.uniform(5.0, 12.0)
     ahead = rng.uniform(8.0, 40.0) + 1.5 * pace
     for _ in range(count):
@@ -113,12 +112,12 @@ def _distractor(stage: Stage, name: str, rng: np.random.Generator) -> None:
 
 def surround(stage: Stage, draw: Draw, blueprint: Blueprint, start: float, end: float) -> None:
     """Furnish [start, end] metres ahead around what a scenario placed."""
-    rng = draw.around
+    rng = draw.around()
     wanted = rng.random() < DISTRACTOR_SHARE
     names = list(blueprint.distractors)
     chosen = [names[i] for i in rng.permutation(len(names))[:int(rng.integers(1, 3))]]
     seeds = rng.integers(1 << 31, size=4)
-    _traffic(stage, draw, blueprint)
+    _traffic(stage, rng, blueprint)
     if wanted:
         for name, seed in zip(chosen, seeds):
             _distractor(stage, name, np.random.default_rng(int(seed)))

@@ -110,7 +110,7 @@ def cut_in(draw: Draw) -> Blueprint:
         slots = {'colour': draw.colour, 'vehicle': draw.vehicle, 'side': side}
         if event:
             stage.act(decide('slow', 'cutting_in', **slots),
-                      Maneuver(pace * 0.85, yield_to=(other,), ease_off=1.0))
+                      Maneuver(pace * 0.85, yield_to=(other,), ease_off=1.0, brake_limit=3.0))
         else:
             stage.act(decide('keep_speed', 'keeping_lane', **slots), Maneuver(speed))
 
@@ -165,18 +165,19 @@ def bus_stop(draw: Draw) -> Blueprint:
     def populate(stage: Stage, event: bool) -> None:
         def script(bus: Actor, tau: float) -> None:
             if event and tau >= when:
-                bus.indicator, bus.steer = 'left', 0.4
-                bus.speed = min(7.0, pull * (tau - when))
-                value, slope, _ = quintic((tau - when + 0.8) / 5.0)
+                since = tau - when
+                bus.indicator, bus.speed = 'left', min(7.0, pull * since)
+                value, slope, _ = quintic((since + 0.3) / 5.0)
                 bus.d = bay * (1.0 - value)
-                bus.drift = min(0.22, -bay * slope / 5.0 / max(1.0, bus.speed))
-                bus.steer = 0.4 if tau - when < 2.0 else 0.0
+                bus.drift = min(0.22, 0.5 * since, -bay * slope / 5.0 / max(0.5, bus.speed))
+                bus.steer = 0.45 if since < 2.0 else 0.0
         bus = stage.add('bus', gap, bay, rear=True, script=script, colour=COLOURS[draw.colour])
         stage.blinker = bus
         stage.put('bus_stop', gap + SIZES['bus'][0] - 2.0, layout.right_edge - 4.6)
         if event:
             stage.act(decide('slow', 'bus_pulling_out', colour=draw.colour),
-                      Maneuver(min(2.5, speed * 0.5), yield_to=(bus,), ease_off=1.6))
+                      Maneuver(min(2.5, speed * 0.5), yield_to=(bus,), ease_off=1.6,
+                               brake_limit=3.5))
         else:
             shift = Shift(stage.s0 + 0.15 * speed, max(8.0, 2.5 * speed), 0.6)
             back = Shift(bus.s + 9.0, max(10.0, 3.0 * speed), 0.0)
