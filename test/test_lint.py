@@ -42,7 +42,7 @@ ALLOWED = {
 }
 #: files beside the rooms that stand on top; every other one belongs to the node
 TOP = {'cli', 'doctor', 'offline', 'offline_bag', 'bag_topics'}
-ROS = re.compile(r'rclpy|\w+_msgs|builtin_interfaces|tf2_ros|ament_index_python')
+ROS = re.compile(r'rclpy|rcl_interfaces|\w+_msgs|builtin_interfaces|tf2_ros|ament_index_python')
 
 
 def imported(path):
