@@ -25,22 +25,37 @@ from torch import Tensor
 class Augmentation:
     """Largest changes; zero switches one off."""
 
-    shift_px: int = 4  # whole pixels, the edge is repeated
+    pitch_deg: float = 1.2  # of the whole rig: a tele camera moves by many pixels, a wide by few
+    yaw_deg: float = 0.4
+    shift_px: int = 2  # of all images alike, on top
     brightness: float = 0.12  # of the full range [-1, 1]
     contrast: float = 0.15
     noise: float = 0.02  # standard deviation in [-1, 1]
 
 
-def shift_images(images: Tensor, limit: int) -> Tensor:
-    """Return images (B, V, H, W, 3) uint8, each clip moved by up to `limit` pixels."""
-    if limit <= 0:
-        return images
-    batch, _, height, width, _ = images.shape
-    move = torch.randint(-limit, limit + 1, (2, batch, 1), device=images.device)
-    rows = (torch.arange(height, device=images.device) + move[0]).clamp(0, height - 1)
-    cols = (torch.arange(width, device=images.device) + move[1]).clamp(0, width - 1)
-    clip = torch.arange(batch, device=images.device)[:, None, None]
-    return images[clip, :, rows[:, :, None], cols[:, None, :]].permute(0, 3, 1, 2, 4)
+def draw_shifts(clips: int, focal_px: Tensor, strength: Augmentation) -> Tensor:
+    """
+    Return row and column moves (2, clips, V) int64 of the V images of each clip.
+
+    focal_px (V,): turning a camera by an angle moves its picture by focal length times angle.
+    """
+    device = focal_px.device
+    largest = torch.tensor([strength.pitch_deg, strength.yaw_deg], device=device)
+    angle = torch.deg2rad(largest)[:, None] * (2 * torch.rand(2, clips, device=device) - 1)
+    shift = strength.shift_px * (2 * torch.rand(2, clips, device=device) - 1)
+    moves: Tensor = (angle[..., None] * focal_px + shift[..., None]).round().long()
+    return moves
+
+
+def shift_images(images: Tensor, moves: Tensor) -> Tensor:
+    """Return images (B, V, H, W, 3) uint8 moved by (2, B, V) pixels, edges repeated."""
+    batch, views, height, width, _ = images.shape
+    device = images.device
+    rows = (torch.arange(height, device=device) + moves[0, :, :, None]).clamp(0, height - 1)
+    cols = (torch.arange(width, device=device) + moves[1, :, :, None]).clamp(0, width - 1)
+    clip = torch.arange(batch, device=device)[:, None, None, None]
+    view = torch.arange(views, device=device)[:, None, None]
+    return images[clip, view, rows[..., None], cols[..., None, :]]
 
 
 def augment_patches(patches: Tensor, clips: int, strength: Augmentation) -> Tensor:

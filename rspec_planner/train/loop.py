@@ -87,6 +87,8 @@ def join_ranks() -> Ranks:
         torch.backends.cudnn.allow_tf32 = True
     if world == 1:
         return Ranks(rank, world, device)
+    if os.environ.get('LOCAL_WORLD_SIZE') == str(world):  # one host: no name to resolve
+        os.environ.setdefault('GLOO_SOCKET_IFNAME', 'lo')
     if not dist.is_initialized():
         dist.init_process_group('nccl' if cuda else 'gloo', device_id=device if cuda else None)
     return Ranks(rank, world, device, dist.new_group(backend='gloo'))
@@ -180,7 +182,8 @@ class TargetTrainer:
         encoder = ExampleEncoder(self.target.cfg, self.tokenizer, s.deliberative_weight)
         weights = LossWeights(s.flow_weight, s.decision_weight, s.object_weight,
                               s.expert_gradient, s.flow_samples)
-        augmentation = Augmentation(s.shift_px, s.brightness, s.contrast, s.noise)
+        augmentation = Augmentation(s.pitch_deg, s.yaw_deg, s.shift_px, s.brightness,
+                                    s.contrast, s.noise)
         self.model = TargetObjective(self.target, encoder, weights, augmentation).to(device)
         share_parameters(self.model)
         self.params = [p for p in self.model.parameters() if p.requires_grad]

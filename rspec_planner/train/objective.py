@@ -34,10 +34,16 @@ from rspec_planner.model.image import patchify
 from rspec_planner.model.rope import mrope_cos_sin
 from rspec_planner.model.target import Target
 from rspec_planner.model.text import attend
-from rspec_planner.train.augment import augment_patches, Augmentation, shift_images
+from rspec_planner.train.augment import (
+    augment_patches,
+    Augmentation,
+    draw_shifts,
+    shift_images,
+)
 from rspec_planner.train.examples import ExampleEncoder, MAX_WORDS
 from rspec_planner.train.labels import OBJECT_CLASSES
 from rspec_planner.train.pool import Batch
+from rspec_planner.world.rig import Rig
 
 
 @dataclass(frozen=True)
@@ -94,6 +100,7 @@ class TargetObjective(nn.Module):
     """The target with its losses; `forward` returns the loss to minimise and its parts."""
 
     visual_index: Tensor
+    focal_px: Tensor
     cos: Tensor
     sin: Tensor
 
@@ -105,6 +112,10 @@ class TargetObjective(nn.Module):
         self.heads = AuxiliaryHeads(cfg.text.hidden_size, cfg.text.vocab_size,
                                     len(cfg.cameras.names) * cfg.cameras.frames)
         self.rope_delta = encoder.rope_delta
+        rig = Rig(width=cfg.cameras.width, height=cfg.cameras.height)
+        focal = [rig.intrinsics[name][0, 0] for name in cfg.cameras.names]
+        self.register_buffer('focal_px', torch.tensor(focal, dtype=torch.float32).
+                             repeat_interleave(cfg.cameras.frames), persistent=False)
         self.register_buffer('visual_index', torch.from_numpy(encoder.visual_index),
                              persistent=False)
         cos, sin = self._rotary(torch.from_numpy(np.ascontiguousarray(encoder.positions)))
@@ -135,7 +146,8 @@ class TargetObjective(nn.Module):
         cfg = self.target.cfg
         with torch.no_grad():
             if self.training:
-                images = shift_images(images, self.augmentation.shift_px)
+                images = shift_images(images, draw_shifts(
+                    images.shape[0], self.focal_px, self.augmentation))
             patches = patchify(images.flatten(0, 1), cfg.vision.patch_size, 1,
                                cfg.vision.spatial_merge_size)
             if self.training:

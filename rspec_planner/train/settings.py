@@ -53,10 +53,10 @@ class TargetSettings:
     val_clips: int = 300
     # optimisation
     batch_clips: int = 64  # both twins of a pair sit in the same batch
-    learning_rate: float = 1e-3
+    learning_rate: float = 2e-3
     final_lr_fraction: float = 0.02
-    matrix_optimizer: str = 'adamw'  # 'adamw' or 'muon' for the matrices of the blocks
-    muon_learning_rate: float = 0.01
+    matrix_optimizer: str = 'muon'  # 'adamw' or 'muon' for the matrices of the blocks
+    muon_learning_rate: float = 0.02
     weight_decay: float = 0.05
     beta1: float = 0.9
     beta2: float = 0.95
@@ -72,7 +72,9 @@ class TargetSettings:
     decision_weight: float = 0.5  # auxiliary head on pooled vision features
     object_weight: float = 0.5  # auxiliary head: what stands in each merged patch
     # augmentation
-    shift_px: int = 4
+    pitch_deg: float = 1.2
+    yaw_deg: float = 0.4
+    shift_px: int = 2
     brightness: float = 0.12
     contrast: float = 0.15
     noise: float = 0.02
