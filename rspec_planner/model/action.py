@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 import math
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import nn, Tensor
@@ -59,6 +59,13 @@ class FourierEncoder(nn.Module):
         exponent = torch.linspace(0, math.log10(self.max_freq), self.bands, dtype=torch.float64,
                                   device=device or self.freqs.device)
         self.freqs = (10.0 ** exponent).to(torch.float32)[None]
+
+    def _apply(self, fn: Any, recurse: bool = True) -> FourierEncoder:
+        exact = self.freqs
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        if self.freqs.dtype != exact.dtype:  # a cast of the module spares the frequencies
+            self.freqs = exact.to(self.freqs.device)
+        return self
 
     def forward(self, x: Tensor) -> Tensor:
         """Return (..., feats) fp32 of scalars (...)."""

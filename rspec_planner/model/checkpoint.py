@@ -116,6 +116,9 @@ def read_files(directory: str | Path) -> dict[str, bytes]:
     folder = Path(directory)
     files: dict[str, bytes] = {}
     for name, digest in read_manifest(folder)['files'].items():
+        if Path(name).name != name:
+            raise EngineError(f'{folder / MANIFEST_NAME} lists {name}, which is no plain file '
+                              f'name: {REMEDY}')
         files[name] = _read(folder / name)
         found = _sha256(files[name])
         if found != digest:
@@ -141,7 +144,11 @@ def read_weights(directory: str | Path,
         except SafetensorError as error:
             raise EngineError(f'{folder / name} is not safetensors ({error}): {REMEDY}') from error
         tensors.update({key: value.to(device, dtype) for key, value in shard.items()})
-    config: dict[str, Any] = json.loads(files[CONFIG_NAME])
+    try:
+        config: dict[str, Any] = json.loads(files[CONFIG_NAME])
+    except ValueError as error:
+        raise EngineError(f'{folder / CONFIG_NAME} is not valid JSON ({error}): '
+                          f'{REMEDY}') from error
     return tensors, config
 
 
