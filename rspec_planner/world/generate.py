@@ -35,8 +35,8 @@ from rspec_planner.world.reasoning import opener_is_clear, write
 from rspec_planner.world.renderer import Renderer
 from rspec_planner.world.rig import Rig
 from rspec_planner.world.road import inside, Path
-from rspec_planner.world.scenarios import CATALOGUE, STRAIGHT
-from rspec_planner.world.scenarios.base import BEHIND, Blueprint, Draw, Rejected, Stage
+from rspec_planner.world.scenarios import draw_blueprint
+from rspec_planner.world.scenarios.base import AHEAD, BEHIND, Blueprint, Rejected, Stage
 from rspec_planner.world.scenarios.surroundings import surround
 from rspec_planner.world.scene import Paint, Scene
 from rspec_planner.world.simulation import (
@@ -123,7 +123,7 @@ def build_stage(blueprint: Blueprint, event: bool) -> tuple[Stage, list[Paint]]:
     stage = Stage(road, path, BEHIND, blueprint.layout, blueprint.speed)
     blueprint.populate(stage, event)
     surround(stage, blueprint.draw, blueprint, -8.0, 105.0)
-    return stage, stage.paints(BEHIND - 45.0, BEHIND + 128.0)
+    return stage, stage.paints(BEHIND - 45.0, BEHIND + AHEAD - 2.0)
 
 
 def roll(blueprint: Blueprint, event: bool, t0_s: float) -> Rollout:
@@ -237,17 +237,6 @@ def _record(spec: ClipSpec, rollout: Rollout, blueprint: Blueprint, t0_s: float,
         paints_polygons=polygons)
 
 
-def _draw_blueprint(spec: ClipSpec, attempt: int) -> Blueprint:
-    """Return the blueprint of one attempt; raises Rejected or ConfigurationError."""
-    family = CATALOGUE.get(spec.family)
-    if family is None:
-        raise ConfigurationError(f'family {spec.family!r} is unknown; use one of '
-                                 f'{", ".join(CATALOGUE)}')
-    draw = Draw(spec.family, seed_of(spec), attempt, spec.variant == 'combination',
-                spec.family not in STRAIGHT)
-    return family(draw)
-
-
 def _t0_seconds(blueprint: Blueprint) -> float:
     """Return t0 on the clip's clock, such that a signalling vehicle's lamp is lit."""
     seed = blueprint.draw.noise_seed
@@ -280,7 +269,8 @@ def simulate_pair(spec: ClipSpec, first_attempt: int = 0) -> tuple[Pair, int]:
     rejected: list[str] = []
     for attempt in range(first_attempt, MAX_ATTEMPTS):
         try:
-            blueprint = _draw_blueprint(spec, attempt)
+            blueprint = draw_blueprint(spec.family, seed_of(spec), attempt,
+                                       spec.variant == 'combination')
         except Rejected as reason:
             rejected.append(f'draw: {reason}')
             continue

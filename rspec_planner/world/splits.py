@@ -24,14 +24,12 @@ import hashlib
 
 from rspec_planner.errors import ConfigurationError
 from rspec_planner.world.clip import ClipSpec
-from rspec_planner.world.scenarios import FAMILIES
+from rspec_planner.world.scenarios import DOUBLES, FAMILIES, OFF_SHELF
 
 SIZES = {'train': 11_655, 'val': 300, 'on-shelf': 200, 'off-shelf': 290}
 SPLITS = tuple(SIZES)
 #: clips of each off-shelf part, in order
 OFF_SHELF_PARTS = {'combination': 80, 'double': 60, 'family': 70, 'rig': 80}
-OFF_SHELF_FAMILIES = ('emergency', 'level_crossing', 'animal', 'narrowing', 'roundabout')
-DOUBLE_FAMILIES = ('cones_and_cut_in', 'person_and_red')
 #: people are the hardest to see, so their families come more often
 _WEIGHTS = {'crosswalk': 5, 'dart_out': 4, 'right_turn': 5}
 _USUAL_WEIGHT = 4
@@ -83,8 +81,8 @@ def split_specs(split: str, clips: int | None = None) -> list[ClipSpec]:
     total = sum(OFF_SHELF_PARTS.values())
     shares = {part: 2 * round(size * count / total / 2) for part, size in OFF_SHELF_PARTS.items()}
     shares['combination'] += count - sum(shares.values())
-    for part, families in (('combination', FAMILIES), ('double', DOUBLE_FAMILIES),
-                           ('family', OFF_SHELF_FAMILIES), ('rig', FAMILIES)):
+    for part, families in (('combination', FAMILIES), ('double', tuple(DOUBLES)),
+                           ('family', tuple(OFF_SHELF)), ('rig', FAMILIES)):
         specs += _pairs(split, families, max(0, shares[part]), part)
     return specs
 

@@ -14,16 +14,17 @@
 """
 The scenario catalogue: every family by its name.
 
-A family is a function Draw -> Blueprint. `FAMILIES` are trained; `OFF_SHELF_FAMILIES` and
-`DOUBLE_FAMILIES` only occur in the off-shelf test.
+A family is a function Draw -> Blueprint. `FAMILIES` are trained; those of `OFF_SHELF` and
+`DOUBLES` (two causes at once) only occur in the off-shelf test.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from rspec_planner.world.scenarios import junctions, roadside, traffic
-from rspec_planner.world.scenarios.base import Blueprint, Draw, Rejected, Stage
+from rspec_planner.errors import ConfigurationError
+from rspec_planner.world.scenarios import junctions, offshelf, roadside, traffic
+from rspec_planner.world.scenarios.base import Blueprint, DAY_ONLY, Draw, Rejected, Stage, STRAIGHT
 
 Family = Callable[[Draw], Blueprint]
 
@@ -46,9 +47,29 @@ CATALOGUE: dict[str, Family] = {
     'bus_stop': traffic.bus_stop,
 }
 FAMILIES = tuple(CATALOGUE)
-#: families that need a straight road at t0
-STRAIGHT = frozenset(('lead_departs', 'light_change', 'left_turn', 'right_turn',
-                      'level_crossing', 'roundabout', 'emergency', 'narrowing'))
+OFF_SHELF: dict[str, Family] = {
+    'emergency': offshelf.emergency,
+    'level_crossing': offshelf.level_crossing,
+    'animal': offshelf.animal,
+    'narrowing': offshelf.narrowing,
+    'roundabout': offshelf.roundabout,
+}
+DOUBLES: dict[str, Family] = {
+    'cones_and_cut_in': offshelf.cones_and_cut_in,
+    'person_and_red': offshelf.person_and_red,
+}
+__all__ = ['Blueprint', 'CATALOGUE', 'DAY_ONLY', 'DOUBLES', 'Draw', 'draw_blueprint', 'FAMILIES',
+           'Family', 'OFF_SHELF', 'Rejected', 'Stage', 'STRAIGHT']
 
-__all__ = ['Blueprint', 'CATALOGUE', 'Draw', 'FAMILIES', 'Family', 'Rejected', 'Stage',
-           'STRAIGHT']
+
+def draw_blueprint(name: str, seed: int, attempt: int, want_held_out: bool = False) -> Blueprint:
+    """
+    Return one drawn scenario of a family.
+
+    Raises ConfigurationError for an unknown family and Rejected when its numbers do not fit.
+    """
+    family = CATALOGUE.get(name) or OFF_SHELF.get(name) or DOUBLES.get(name)
+    if family is None:
+        raise ConfigurationError(f'family {name!r} is unknown; use one of '
+                                 f'{", ".join([*CATALOGUE, *OFF_SHELF, *DOUBLES])}')
+    return family(Draw(name, seed, attempt, want_held_out))

@@ -151,7 +151,7 @@ def cyclist(draw: Draw) -> Blueprint:
                      distractors=('far_parked', 'zebra'))
 
 
-def _nudge(stage: Stage, first: float, last: float, target: float) -> Maneuver:
+def nudge(stage: Stage, first: float, last: float, target: float) -> Maneuver:
     """Return a shift to `target` done `first` metres ahead, undone after `last`."""
     start = 0.15 * stage.speed
     length = min(3.2 * stage.speed, first - EGO_FRONT - start)
@@ -178,7 +178,7 @@ def parked(draw: Draw) -> Blueprint:
         slots = {'colour': draw.colour, 'vehicle': draw.vehicle, 'side': side}
         if event:
             stage.act(decide('nudge_{o}', 'parked_blocks', other_side=other, **slots),
-                      _nudge(stage, gap - 0.8, gap + length + 1.5, target))
+                      nudge(stage, gap - 0.8, gap + length + 1.5, target))
         else:
             stage.act(decide('keep_lane', 'parked_leaves_room', **slots), Maneuver(speed))
 
@@ -209,7 +209,7 @@ def construction(draw: Draw) -> Blueprint:
             stage.add('cone', gap + 2.5 * i, sign * place, colour=CONE)
         if event:
             stage.act(decide('nudge_{o}', 'cones_close', side=side, other_side=other),
-                      _nudge(stage, gap + 3.0, gap + 2.5 * count + 2.0, target))
+                      nudge(stage, gap + 3.0, gap + 2.5 * count + 2.0, target))
         else:
             stage.act(decide('keep_lane', 'cones_shoulder', side=side), Maneuver(speed))
 

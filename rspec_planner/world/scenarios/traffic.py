@@ -91,7 +91,7 @@ def cut_in(draw: Draw) -> Blueprint:
     side = draw.choice(('left', 'right'))
     sign = 1.0 if side == 'left' else -1.0
     gap = draw.uniform(14.0, 26.0)
-    speed, push = draw.motion(5.5, (gap - 3.6) / 1.0)
+    speed, push = draw.motion(5.5, min(16.0, gap - 3.6))
     curvature = draw.bend(speed, push, gap + 4.0)
     pace, when, rate = draw.uniform(0.8, 0.93) * speed, draw.event_time(), draw.uniform(1.2, 1.5)
     layout = Layout(width=draw.uniform(3.3, 3.6), left=1 if sign > 0 else 0,
