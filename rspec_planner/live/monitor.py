@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import argparse
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 import json
 import os
@@ -77,6 +77,13 @@ def end_in_ego_frame(message: MultiDOFJointTrajectory) -> tuple[float, float]:
             float(-np.sin(yaw) * dx + np.cos(yaw) * dy))
 
 
+def _adder(window: LatencyWindow) -> Callable[[Float64], None]:
+    """Return a callback with exactly one parameter: rclpy passes a second one if it can."""
+    def add(message: Float64) -> None:
+        window.add(message.data)
+    return add
+
+
 class PlanMonitor:
     """Subscriptions to one planner and what they have brought so far."""
 
@@ -100,9 +107,8 @@ class PlanMonitor:
         node.create_subscription(DiagnosticArray, '/diagnostics', self._on_diagnostics, latest)
         node.create_subscription(Clock, '/clock', self._on_clock, qos_profile_sensor_data)
         for name, window in self._windows.items():
-            node.create_subscription(
-                Float64, f'{namespace}/debug/{name}',
-                lambda message, window=window: window.add(message.data), latest)
+            node.create_subscription(Float64, f'{namespace}/debug/{name}',
+                                     _adder(window), latest)
 
     def snapshot(self) -> dict[str, Any]:
         """Return the state as a JSON-ready dict."""

@@ -43,6 +43,7 @@ from rspec_planner.world.bag import BagReader
 
 CLOCK_STEP_NS = 10_000_000
 DISCOVERY_S = 2.0  # how long the first message waits for somebody to listen
+SETTLE_S = 0.3  # a reader may match up to this much later than its writer (60 ms measured)
 RATES = (0.01, 100.0)
 LOGGER = logging.getLogger('rspec_planner.replay')
 
@@ -70,12 +71,15 @@ class Replayer:
                 LOGGER.warning('%s is not replayed: %s', topic, error)
 
     def wait_for_subscribers(self, timeout_s: float) -> None:
-        """Wait until any topic has a subscriber, at most `timeout_s`."""
+        """Wait until somebody listens and no more listeners appear, at most `timeout_s`."""
         deadline = time.monotonic() + timeout_s
-        while time.monotonic() < deadline and not self._stopped.is_set():
-            if any(p.get_subscription_count() for p in self._publishers.values()):
+        known, since = 0, time.monotonic()
+        while time.monotonic() < deadline and not self._stopped.wait(0.02):
+            count = sum(p.get_subscription_count() for p in self._publishers.values())
+            if count != known:
+                known, since = count, time.monotonic()
+            if known and time.monotonic() - since > SETTLE_S:
                 return
-            self._stopped.wait(0.02)
 
     def play(self, rate: float, advance: Callable[[int], Any]) -> None:
         """Publish the whole bag once; `advance(1)` is called for every message."""

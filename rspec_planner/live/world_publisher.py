@@ -63,6 +63,7 @@ JPEG_QUALITY = 95
 SLIP_S = 0.25  # a machine this far behind gets a later schedule instead of ever older stamps
 ENCODINGS = ('jpeg', 'rgb8')
 QUEUE_FRAMES = 3
+SETTLE_S = 0.3  # a reader may match a little later than its writer
 
 BEST_EFFORT = QoSProfile(depth=10, reliability=ReliabilityPolicy.BEST_EFFORT)
 LATCHED = QoSProfile(depth=1, durability=DurabilityPolicy.TRANSIENT_LOCAL)
@@ -254,6 +255,7 @@ def run_world(drive: Any, rig: Rig, *, seconds: float, encoding: str = 'jpeg',
                         f'camera topics have {publisher.subscribers()} of {subscribers} '
                         f'subscribers after {subscriber_timeout_s:.0f} s; start the node first, '
                         'in the same domain')
+            stopped.wait(SETTLE_S)
             publisher.drive(source, seconds)
             # the last messages leave while the participant still lives
             stopped.wait(0.2)
