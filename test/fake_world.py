@@ -52,6 +52,7 @@ class FakeFrame:
     decision: object = None
     reasoning: str = 'cruising left, keep speed because the road is free.'
     future: object = None
+    navigation_text: str = ''
 
 
 class FakeDrive:

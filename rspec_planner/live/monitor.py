@@ -136,6 +136,12 @@ class PlanMonitor:
             return 0.0
         return (len(self._arrivals) - 1) / (self._arrivals[-1] - self._arrivals[0])
 
+    def streaming(self) -> bool:
+        """Tell whether the node has received camera frames, by its own diagnostics."""
+        values = self.diagnostics.get('inputs', (0, '', {}))[2]
+        return any(key.startswith('image') and key.endswith('_received') and value != '0'
+                   for key, value in values.items()) or self.plans > 0
+
     def skipped(self) -> dict[str, int]:
         """Return how often each named reason skipped a cycle."""
         values = self.diagnostics.get('inputs', (0, '', {}))[2]

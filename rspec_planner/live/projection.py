@@ -32,9 +32,17 @@ NEAR_M = 0.4  # a point closer to the image plane than this has no usable pixel
 class CameraRig(Protocol):
     """What a picture needs of a rig; the world's own rig has it."""
 
-    names: Sequence[str]
-    intrinsics: Mapping[str, np.ndarray]  # (3, 3), pixels of the model-size image
-    extrinsics: Mapping[str, np.ndarray]  # (4, 4), ego <- camera optical
+    @property
+    def names(self) -> Sequence[str]:
+        """Return the camera names in image order."""
+
+    @property
+    def intrinsics(self) -> Mapping[str, np.ndarray]:
+        """Return K (3, 3) per camera, pixels of the model-size image."""
+
+    @property
+    def extrinsics(self) -> Mapping[str, np.ndarray]:
+        """Return the (4, 4) transform ego <- camera optical per camera."""
 
 
 def to_camera(points: np.ndarray, ego_from_camera: np.ndarray) -> np.ndarray:

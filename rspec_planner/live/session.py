@@ -52,11 +52,17 @@ def stop_on_signals() -> Iterator[threading.Event]:
 
 
 @contextmanager
-def ros_node(name: str) -> Iterator[tuple[Node, SingleThreadedExecutor]]:
-    """Yield a node and its executor in a context of their own; both are gone afterwards."""
+def ros_node(name: str, domain_id: int | None = None
+             ) -> Iterator[tuple[Node, SingleThreadedExecutor]]:
+    """
+    Yield a node and its executor in a context of their own; both are gone afterwards.
+
+    Without a `domain_id` the environment's ROS_DOMAIN_ID counts.
+    """
     apply_fastdds_environment()
     context = rclpy.Context()
-    rclpy.init(args=[], context=context, signal_handler_options=SignalHandlerOptions.NO)
+    rclpy.init(args=[], context=context, domain_id=domain_id,
+               signal_handler_options=SignalHandlerOptions.NO)
     try:
         node = Node(name, context=context, use_global_arguments=False)
         executor = SingleThreadedExecutor(context=context)

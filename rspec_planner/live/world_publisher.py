@@ -56,6 +56,7 @@ from rspec_planner.ros_conversions import (
 from rspec_planner.world.rig import Rig
 
 ANCHOR = 'front_wide'
+NAVIGATION_TOPIC = '/planning/rspec_planner/input/navigation_text'
 FRAME_NS = 100_000_000
 ODOMETRY_PER_FRAME = 10  # 100 Hz
 MAP_FRAME = 'map'
@@ -158,6 +159,8 @@ class WorldPublisher:
         self._odometry = node.create_publisher(Odometry, '/localization/kinematic_state', 50)
         self._coc = node.create_publisher(String, '/world/ground_truth/coc', 10)
         self._coc_stamped = node.create_publisher(String, '/world/ground_truth/coc_stamped', 10)
+        self._command = node.create_publisher(String, NAVIGATION_TOPIC, LATCHED)
+        self._commanded = ''
         self._tf = self._transforms()
 
     def subscribers(self) -> int:
@@ -203,6 +206,9 @@ class WorldPublisher:
         if self._tf is not None:
             message = transform_message(stamp_ns, ego_matrix(frame.ego), MAP_FRAME, BASE_FRAME)
             self._tf[0].publish(self._tf[1](transforms=[message]))
+        if frame.navigation_text != self._commanded:
+            self._commanded = frame.navigation_text
+            self._command.publish(String(data=self._commanded))
         order = sorted(zip(self.rig.names, images), key=lambda pair: pair[0] == ANCHOR)
         for name, message in order:
             self._infos[name].publish(camera_info_message(
