@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 import os
 from pathlib import Path
+import pickle
 import shutil
 import tempfile
 from typing import Any
@@ -83,7 +84,7 @@ def load_state(path: Path, model: nn.Module, optimizers: list[torch.optim.Optimi
         with torch.no_grad():
             for mine, stored in zip(average.values, state['average'], strict=True):
                 mine.copy_(stored)
-    except (RuntimeError, KeyError, ValueError) as error:
+    except (RuntimeError, KeyError, ValueError, pickle.UnpicklingError) as error:
         raise EngineError(f'{path}: does not fit this model and these settings '
                           f'({str(error).splitlines()[0]}); start without --resume') from None
     average.updates = int(state['updates'])
