@@ -24,14 +24,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 import math
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import nn, Tensor
 from torch.nn import functional
 
 from rspec_planner.model.config import ExpertConfig, ProfileConfig
-from rspec_planner.model.layer import attend, DecoderLayer, fold_mask, RmsNorm
+from rspec_planner.model.layer import attend, DecoderLayer, fold_mask, RmsNorm, runners
 
 IN_PROJ_EPS = 1e-5
 ACTION_DIMS = 2  # acceleration, curvature
@@ -172,9 +172,9 @@ class ActionExpert(nn.Module):
                  sin: Tensor) -> Tensor:
         """Return (B, W, 2) fp32 like `forward`, on a prepared context (no gradients)."""
         x = self.action_in_proj(noisy, t)
-        for index, layer in enumerate(cast('list[DecoderLayer]', self.layers)):
+        layers, sin = runners(self.layers, sin)
+        for layer, keys, values in zip(layers, context.keys.unbind(0), context.values.unbind(0)):
             q, k, v = layer.project(x, cos, sin)
-            keys, values = context.keys[index], context.values[index]
             keys[:, :, context.length:] = k
             values[:, :, context.length:] = v
             x = layer.finish(x, attend(q, keys, values, context.mask).to(x.dtype))
@@ -196,7 +196,8 @@ class ActionExpert(nn.Module):
         """
         mask = self._mask(context_mask, noisy.dtype)
         x = self.action_in_proj(noisy, t)
-        for index, layer in enumerate(cast('list[DecoderLayer]', self.layers)):
+        layers, sin = runners(self.layers, sin)
+        for index, layer in enumerate(layers):
             q, k, v = layer.project(x, cos, sin)
             mixed = attend(q, torch.cat((keys[index].to(k.dtype), k), dim=2),
                            torch.cat((values[index].to(v.dtype), v), dim=2),

@@ -75,7 +75,7 @@ def write_weights(tensors: Mapping[str, Tensor], config: Mapping[str, Any],
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.glob('model-*-of-*.safetensors'):
         old.unlink()
-    stored = {name: tensor.detach().to('cpu', dtype).contiguous()
+    stored = {name: tensor.detach().to('cpu', dtype, copy=True).contiguous()
               for name, tensor in tensors.items()}
     shards = list(_shards(stored))
     files = {CONFIG_NAME: (json.dumps(config, indent=2) + '\n').encode()}
@@ -176,7 +176,7 @@ def save_target(target: Target, directory: str | Path, manifest: Mapping[str, An
 
 def load_target(directory: str | Path, device: torch.device | str = 'cpu',
                 dtype: torch.dtype = torch.float32) -> Target:
-    """Return a target in evaluation mode; EngineError names the file or tensor at fault."""
+    """Return a packed target for inference; EngineError names the file or tensor at fault."""
     tensors, config = read_weights(directory, device, dtype)
     try:
         profile = ProfileConfig.from_dict(config)
@@ -188,5 +188,4 @@ def load_target(directory: str | Path, device: torch.device | str = 'cpu',
     check_tensors(tensors, target.state_dict(), directory)
     target.load_state_dict(tensors, assign=True)
     target.expert.reset_frequencies(torch.device(device))
-    target.requires_grad_(True)
-    return target.eval()
+    return target.eval().pack()

@@ -22,14 +22,14 @@ them for inference without copying them twice.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn, Tensor
 from torch.nn import functional
 
 from rspec_planner.model.config import TextConfig
-from rspec_planner.model.rope import rotate
+from rspec_planner.model.rope import rotate, signed_sin, turn
 
 
 class RmsNorm(nn.Module):
@@ -42,10 +42,21 @@ class RmsNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return x normalised over its last dimension, in the dtype of x."""
-        if x.dtype == self.weight.dtype:
-            return functional.rms_norm(x, self.weight.shape, self.weight, self.eps)
-        normed = functional.rms_norm(x.float(), self.weight.shape, None, self.eps)
-        return (normed * self.weight.float()).to(x.dtype)
+        return rms_norm(x, self.weight, self.eps)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Return x (..., d) over its root mean square, times weight (d,) or (heads, d)."""
+    if x.device.type == 'cpu' and not torch.is_grad_enabled():
+        # half the passes over memory that functional.rms_norm takes there
+        x32 = x.float()
+        scale = torch.linalg.vector_norm(x32, dim=-1, keepdim=True)
+        scale = scale.square_().mul_(1.0 / x.shape[-1]).add_(eps).rsqrt_()
+        return (x32 * weight).mul_(scale).to(x.dtype)
+    if x.dtype == weight.dtype and weight.dim() == 1:
+        return functional.rms_norm(x, weight.shape, weight, eps)
+    normed = functional.rms_norm(x.float(), x.shape[-1:], None, eps)
+    return (normed * weight.float()).to(x.dtype)
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None,
@@ -114,21 +125,54 @@ class SwiGlu(nn.Module):
 
 
 def _join(*linears: nn.Linear) -> Tensor:
-    """Return the stacked weights; each linear's weight becomes a view of the stack."""
+    """Return the joined weights, transposed; each linear's weight becomes a view of them."""
     stack = torch.cat([linear.weight.detach() for linear in linears])
     parts = torch.split(stack, [linear.out_features for linear in linears])
     for linear, part in zip(linears, parts):
         linear.weight.data = part
-    return stack
+    return stack.t()
 
 
 @dataclass(frozen=True)
 class PackedLayer:
-    """Weights of one layer joined for inference; the matrices alias those of the modules."""
+    """
+    One layer for inference: joined projections, no module calls between the operations.
 
-    qkv: Tensor  # ((heads + 2 kv_heads) * d, hidden)
-    gate_up: Tensor  # (2 * intermediate, hidden)
+    The matrices alias those of the modules. At one row a time the cost of a layer is the
+    number of operations, not their arithmetic.
+    """
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    eps: float
+    input_norm: Tensor
+    qkv: Tensor  # (hidden, (heads + 2 kv_heads) * d)
     qk_norm: Tensor  # (heads + kv_heads, d)
+    out: Tensor  # (heads * d, hidden)
+    post_norm: Tensor
+    gate_up: Tensor  # (hidden, 2 * intermediate)
+    down: Tensor  # (intermediate, hidden)
+
+    def project(self, x: Tensor, cos: Tensor, signed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return q, k, v like `DecoderLayer.project`; signed: see `rope.signed_sin`."""
+        batch, rows, hidden = x.shape
+        turning = self.heads + self.kv_heads
+        flat = rms_norm(x.reshape(-1, hidden), self.input_norm, self.eps)
+        joined = torch.mm(flat, self.qkv).view(batch, rows, -1, self.head_dim)
+        qk = rms_norm(joined[:, :, :turning], self.qk_norm, self.eps)
+        # heads last but one: the tables broadcast over them
+        qk = turn(qk, cos[..., None, :], signed[..., None, :]).transpose(1, 2)
+        return qk[:, :self.heads], qk[:, self.heads:], joined[:, :, turning:].transpose(1, 2)
+
+    def finish(self, x: Tensor, mixed: Tensor) -> Tensor:
+        """Return the layer's output like `DecoderLayer.finish`."""
+        middle = self.down.shape[0]
+        flat = torch.addmm(x.reshape(-1, x.shape[-1]), mixed.reshape(-1, mixed.shape[-1]),
+                           self.out)
+        joined = torch.mm(rms_norm(flat, self.post_norm, self.eps), self.gate_up)
+        gated = functional.silu(joined[:, :middle]).mul_(joined[:, middle:])
+        return torch.addmm(flat, gated, self.down).view(x.shape)
 
 
 class DecoderLayer(nn.Module):
@@ -144,12 +188,16 @@ class DecoderLayer(nn.Module):
         self.packed: PackedLayer | None = None
 
     def pack(self) -> None:
-        """Join the projections for inference: fewer and larger matrix products."""
+        """Join the projections for inference, see `PackedLayer`."""
         attn, mlp = self.self_attn, self.mlp
         norms = [attn.q_norm.weight.detach().expand(attn.heads, -1),
                  attn.k_norm.weight.detach().expand(attn.kv_heads, -1)]
-        self.packed = PackedLayer(_join(attn.q_proj, attn.k_proj, attn.v_proj),
-                                  _join(mlp.gate_proj, mlp.up_proj), torch.cat(norms))
+        self.packed = PackedLayer(
+            attn.heads, attn.kv_heads, attn.head_dim, self.input_layernorm.eps,
+            self.input_layernorm.weight.detach(), _join(attn.q_proj, attn.k_proj, attn.v_proj),
+            torch.cat(norms), attn.o_proj.weight.detach().t(),
+            self.post_attention_layernorm.weight.detach(),
+            _join(mlp.gate_proj, mlp.up_proj), mlp.down_proj.weight.detach().t())
 
     def train(self, mode: bool = True) -> DecoderLayer:
         """Set the mode; training drops the joined weights, which would go stale."""
@@ -169,25 +217,24 @@ class DecoderLayer(nn.Module):
 
     def project(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return q, k, v of the normed input, see `Attention.project`."""
-        x = self.input_layernorm(x)
-        if self.packed is None:
-            return self.self_attn.project(x, cos, sin)
-        attn = self.self_attn
-        joined = functional.linear(x, self.packed.qkv)
-        joined = joined.view(*x.shape[:2], -1, attn.head_dim)
-        qk, v = torch.split(joined, [attn.heads + attn.kv_heads, attn.kv_heads], dim=2)
-        qk = functional.rms_norm(qk, (attn.head_dim,), None, attn.q_norm.eps)
-        qk = rotate((qk * self.packed.qk_norm).transpose(1, 2), cos, sin)
-        q, k = torch.split(qk, [attn.heads, attn.kv_heads], dim=1)
-        return q, k, v.transpose(1, 2)
+        return self.self_attn.project(self.input_layernorm(x), cos, sin)
 
     def finish(self, x: Tensor, mixed: Tensor) -> Tensor:
         """Return the layer's output from its input and the attention result."""
         x = x + self.self_attn.o_proj(mixed)
-        normed = self.post_attention_layernorm(x)
-        if self.packed is None:
-            out: Tensor = x + self.mlp(normed)
-            return out
-        gate, up = functional.linear(normed, self.packed.gate_up).chunk(2, dim=-1)
-        out = x + self.mlp.down_proj(functional.silu(gate).mul_(up))
+        out: Tensor = x + self.mlp(self.post_attention_layernorm(x))
         return out
+
+
+def runners(layers: nn.ModuleList, sin: Tensor) -> tuple[list[DecoderLayer | PackedLayer], Tensor]:
+    """
+    Return what runs each layer, and the sine table that its `project` takes.
+
+    Packed layers run where they exist and nobody asks for gradients or mixed precision.
+    """
+    plain = cast('list[DecoderLayer]', list(layers))
+    packed = [layer.packed for layer in plain if layer.packed is not None]
+    mixed = torch.is_autocast_enabled(sin.device.type)
+    if len(packed) < len(plain) or torch.is_grad_enabled() or mixed:
+        return [*plain], sin
+    return [*packed], signed_sin(sin)

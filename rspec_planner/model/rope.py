@@ -99,19 +99,28 @@ def vision_cos_sin(rows: int, cols: int, head_dim: int, merge: int,
     return _cos_sin(angles)
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """
-    Return x turned by the angles, pairing dimension i with i + head_dim/2.
+def signed_sin(sin: Tensor) -> Tensor:
+    """Return sin (..., d) with its first half negated: rotate-half as a multiply-add."""
+    half = sin.shape[-1] // 2
+    return torch.cat((-sin[..., :half], sin[..., half:]), dim=-1)
 
-    x: (B, heads, S, head_dim). cos, sin: (S, head_dim) or (B, S, head_dim) fp32.
+
+def turn(x: Tensor, cos: Tensor, signed: Tensor) -> Tensor:
+    """
+    Return x turned by the angles, pairing dimension i with i + d/2.
+
+    cos, signed (see `signed_sin`) must broadcast against x (..., d) as they are.
     The arithmetic is fp32 whatever the dtype of x; the result has the dtype of x.
     """
+    partner = torch.roll(x, x.shape[-1] // 2, dims=-1)
+    return torch.addcmul(x * cos, partner, signed).to(x.dtype)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Return x (B, heads, S, d) turned by (S, d) or (B, S, d) fp32 tables."""
     if cos.dim() == 3:
         cos, sin = cos[:, None], sin[:, None]
-    half = x.shape[-1] // 2
-    swapped = torch.roll(x, half, dims=-1)  # the partner of each element
-    sign = torch.cat((-sin[..., :half], sin[..., half:]), dim=-1)
-    return torch.addcmul(x * cos, swapped, sign).to(x.dtype)
+    return turn(x, cos, signed_sin(sin))
 
 
 def apply_rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:

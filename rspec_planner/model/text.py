@@ -25,13 +25,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import nn, Tensor
 
 from rspec_planner.model.config import TextConfig
-from rspec_planner.model.layer import attend, DecoderLayer, fold_mask, RmsNorm
+from rspec_planner.model.layer import attend, DecoderLayer, fold_mask, RmsNorm, runners
 
 __all__ = ['KVCache', 'TextDecoder', 'Window', 'add_visual', 'attend', 'place_visual']
 
@@ -51,6 +51,7 @@ class KVCache:
         shape = (cfg.num_layers, batch, cfg.num_kv_heads, capacity, cfg.head_dim)
         self.keys = torch.zeros(shape, dtype=dtype, device=device)
         self.values = torch.zeros(shape, dtype=dtype, device=device)
+        self._layers = list(zip(self.keys.unbind(0), self.values.unbind(0)))
 
     @property
     def capacity(self) -> int:
@@ -59,7 +60,7 @@ class KVCache:
 
     def write(self, layer: int, k: Tensor, v: Tensor, window: Window) -> tuple[Tensor, Tensor]:
         """Store the rows of one layer; return the keys and values that the window reads."""
-        keys, values = self.keys[layer], self.values[layer]
+        keys, values = self._layers[layer]
         if window.slots is None:
             keys[:, :, window.start:window.end] = k
             values[:, :, window.start:window.end] = v
@@ -162,7 +163,8 @@ class TextDecoder(nn.Module):
         window = self._window(hidden, cache, start, attn_mask)
         tapped: dict[int, Tensor] = {}
         rows: list[tuple[Tensor, Tensor]] = []
-        for index, layer in enumerate(cast('list[DecoderLayer]', self.layers)):
+        layers, sin = runners(self.layers, sin)
+        for index, layer in enumerate(layers):
             q, k, v = layer.project(hidden, cos, sin)
             if return_kv:
                 rows.append((k, v))
@@ -171,7 +173,7 @@ class TextDecoder(nn.Module):
                 if not window.causal:
                     k, v = keys, values
             mask, causal = window.mask, window.causal
-            if last_only and index == len(self.layers) - 1:
+            if last_only and index == len(layers) - 1:
                 hidden, q, causal = hidden[:, -1:], q[:, :, -1:], False
                 mask = None if mask is None else self._last_row(mask)
                 visual_mask = None
