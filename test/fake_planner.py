@@ -58,7 +58,7 @@ def diagnostics(published: int) -> DiagnosticArray:
 
 
 def main() -> int:
-    """Plan until interrupted; '--die' ends with an error after the first frame."""
+    """Plan until interrupted; '--die' fails after the first frame, '--silent' never plans."""
     with stop_on_signals() as stopped, ros_node('fake_planner') as (node, executor):
         outputs = {name: node.create_publisher(kind, f'{ROOT}/{name}', 10) for name, kind in (
             ('output/path', Path), ('output/trajectory', MultiDOFJointTrajectory),
@@ -74,6 +74,8 @@ def main() -> int:
             t0_ns = stamp_to_ns(message.header.stamp)
             made = straight_plan(t0_ns)
             seen.append(t0_ns)
+            if '--silent' in sys.argv:
+                return
             outputs['output/path'].publish(plan_path(made, 'odometry'))
             outputs['output/trajectory'].publish(plan_trajectory(made, 'odometry'))
             outputs['output/reasoning'].publish(String(data=TEXT))

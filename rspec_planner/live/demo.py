@@ -44,6 +44,9 @@ START_S = 120.0  # the node imports, loads and warms up a model before it listen
 FIRST_PLAN_S = 20.0  # from the first frame
 FINISH_S = 15.0
 EXAMPLES = 12
+#: OpenMP threads that spin for work stall for seconds when a renderer wants the same core
+#: (measured on two busy cores: frames of 600 to 4,600 ms spinning, 630 to 660 ms waiting)
+NODE_ENVIRONMENT = {'OMP_WAIT_POLICY': 'PASSIVE'}
 SECONDS = (5.0, 3600.0)
 WORLD_MODULE, NODE_MODULE = 'rspec_planner.live.world_publisher', 'rspec_planner.node'
 
@@ -106,7 +109,8 @@ class _Run:
             recorder = processes.start_module(
                 'recorder', 'rspec_planner.live.recorder', str(self._folder / 'drive.mcap'),
                 '--ready-file', str(ready))
-            processes.start('node', [*self._commands.node, *node_arguments])
+            processes.start('node', [*self._commands.node, *node_arguments],
+                            extra_environment=NODE_ENVIRONMENT)
             processes.wait_for(ready.exists, 'the start of the recorder', START_S)
             world = processes.start('world', [*self._commands.world, *world_arguments],
                                     extra_environment={'OMP_NUM_THREADS': '1'})
@@ -137,13 +141,13 @@ class _Run:
                 if started is not None:
                     self._show(bar, now - started, monitor)
                     if not monitor.plans and now - started > FIRST_PLAN_S:
-                        raise ChildError(_no_plan(monitor, self._folder))
+                        raise ChildError(_no_plan(monitor, now - started, self._folder))
                 if now > deadline:
                     raise ChildError(f'world did not end within {START_S + self._seconds:.0f} s; '
                                      f'see {world.log}')
         if not monitor.plans:
             processes.check(ended_well=('world',))
-            raise ChildError(_no_plan(monitor, self._folder))
+            raise ChildError(_no_plan(monitor, self._seconds, self._folder))
 
     def _show(self, bar: Any, elapsed: float, monitor: PlanMonitor) -> None:
         bar.n = min(elapsed, self._seconds)
@@ -160,12 +164,16 @@ class _Run:
                              f'(log: {recorder.log})')
 
 
-def _no_plan(monitor: PlanMonitor, folder: Path) -> str:
+def _no_plan(monitor: PlanMonitor, seconds: float, folder: Path) -> str:
     """Return one line on why no plan arrived, as far as the node said so itself."""
-    worst = [f'{task}: {message}' for task, (level, message, _) in monitor.diagnostics.items()
-             if level > 0]
-    return (f'no plan arrived within {FIRST_PLAN_S:.0f} s of driving; the node says: '
-            f'{worst[0] if worst else "nothing"} (log: {folder / "logs" / "node.log"})')
+    # a failed engine explains everything else, and silent inputs explain least
+    complaints = [f'{task}: {monitor.diagnostics[task][1]}'
+                  for task in ('engine', 'inference_status', 'latency', 'inputs')
+                  if monitor.diagnostics.get(task, (0, '', {}))[0] > 0]
+    skips = ', '.join(f'{reason} {count}' for reason, count in monitor.skipped().items())
+    return (f'no plan arrived in {seconds:.0f} s of driving; the node says: '
+            f'{complaints[0] if complaints else "nothing"} (skipped: {skips or "none"}; '
+            f'log: {folder / "logs" / "node.log"})')
 
 
 def _clear(folder: Path) -> Path:
