@@ -171,6 +171,23 @@ def monitor(seconds: float, once: bool, echo: bool, namespace: str,
                        stream=sys.stderr if as_json else sys.stdout)
 
 
+@cli.command()
+@click.option('--seconds', type=float, default=40.0, show_default=True)
+@click.option('--out', type=click.Path(path_type=Path), default=Path('out/demo'),
+              show_default=True, help='Folder for bag, summary and pictures; replaced.')
+@click.option('--scenario', multiple=True, metavar='FAMILY',
+              help='Scenario family; repeat or separate by commas. Default: all.')
+@click.option('--seed', type=int, default=0, show_default=True)
+@click.option('--pictures', type=int, default=12, show_default=True)
+@reports()
+def demo(seconds: float, out: Path, scenario: Sequence[str], seed: int,
+         pictures: int) -> Mapping[str, Any]:
+    """Drive the embedded world through the live node on real ROS topics."""
+    from rspec_planner.live.demo import run_demo
+    return run_demo(seconds=seconds, out=out, seed=seed, families=split_list(scenario),
+                    pictures=pictures)
+
+
 @cli.command('record-world')
 @click.argument('out', type=click.Path(path_type=Path))
 @click.option('--scenario', multiple=True, metavar='FAMILY',

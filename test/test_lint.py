@@ -37,7 +37,7 @@ ALLOWED = {
     'world': {'model', 'planner'},
     'train': {'model', 'engine', 'decode', 'planner', 'world', 'evaluate'},
     'evaluate': {'model', 'engine', 'decode', 'planner', 'world'},
-    'live': {'model', 'planner', 'node', 'world'},
+    'live': {'model', 'decode', 'planner', 'node', 'world'},
     'top': {'model', 'engine', 'decode', 'planner', 'node', 'world', 'train', 'evaluate', 'live'},
 }
 #: files beside the rooms that stand on top; every other one belongs to the node
@@ -165,3 +165,10 @@ def test_docs_name_files_and_make_targets_that_exist():
         for link in re.findall(r'\]\(([^)#]+)(?:#[^)]*)?\)', text):
             if '://' not in link:
                 assert (path.parent / link).exists(), f'{path.name} links to {link}'
+
+
+def test_readme_shows_the_parameters_of_the_schema():
+    from rspec_planner.parameters import parameter_table
+    text = (ROOT / 'README.md').read_text(encoding='utf-8')
+    shown = text.split('<!-- parameters: begin')[1].split('-->\n', 1)[1]
+    assert shown.split('<!-- parameters: end')[0] == parameter_table()
