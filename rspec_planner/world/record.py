@@ -153,7 +153,8 @@ def record_world(path: Path, drive: Drive, seconds: float, options: RecordOption
         frames = round(seconds * 10.0)
         for index in range(frames):
             frame = drive.frame()
-            families += [frame.family] if frame.family not in families else []
+            if frame.family and frame.family not in families:
+                families.append(frame.family)
             begin_ns = options.start_ns + index * FRAME_NS
             for stamp_ns, topic, content in scene.frame(frame, begin_ns, index == frames - 1):
                 heapq.heappush(waiting, (max(stamp_ns, options.start_ns), count, topic, content))
@@ -213,7 +214,7 @@ class _Messages:
         # before the cameras, so that a plan for this instant knows it
         yield begin_ns, NAVIGATION_TOPIC, message('std_msgs/String', data=frame.navigation_text)
         yield from self._odometry(frame.ego, begin_ns, last)
-        if self._options.reasoning:
+        if self._options.reasoning and frame.reasoning:  # silent on free road
             yield begin_ns, REASONING_TOPIC, message('std_msgs/String', data=frame.reasoning)
         for camera, image in zip(self._rig.names, frame.images):
             late_ms = self._options.phase_ms.get(camera, 0.0) + self._jitter_ms()
