@@ -21,11 +21,8 @@ that help is quick and a missing package stops only what needs it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
 import functools
-import inspect
-import json
 import os
 from pathlib import Path
 import sys
@@ -34,13 +31,11 @@ from typing import Any
 import click
 
 from rspec_planner import __version__
+from rspec_planner.cli_report import CONTEXT, progress, reports
+from rspec_planner.cli_research import evaluate, train
 from rspec_planner.errors import ConfigurationError, RspecError
 
 TRACEBACK_VARIABLE = 'RSPEC_TRACEBACK'
-_CONTEXT = {'help_option_names': ['-h', '--help'], 'max_content_width': 96}
-
-#: a subcommand: options in, report out
-Command = Callable[..., Any]
 
 #: top-level module -> how to get it
 _REMEDIES = {
@@ -49,65 +44,12 @@ _REMEDIES = {
 }
 
 
-def _plain(value: Any) -> Any:
-    """Return what json cannot write itself: paths, numpy scalars and arrays, tuples of them."""
-    if hasattr(value, 'tolist'):
-        return value.tolist()
-    if isinstance(value, Path):
-        return str(value)
-    raise TypeError(f'{type(value).__name__} in a report')
-
-
-def _lines(value: Any, indent: str = '') -> Iterator[str]:
-    """Yield a report as indented `key: value` lines."""
-    for key, entry in value.items():
-        if isinstance(entry, Mapping):
-            yield f'{indent}{key}:'
-            yield from _lines(entry, indent + '  ')
-        elif isinstance(entry, list | tuple):
-            yield f'{indent}{key}:' + ('' if entry else ' none')
-            for item in entry:
-                yield f'{indent}  - ' + (', '.join(f'{k} {v}' for k, v in item.items())
-                                         if isinstance(item, Mapping) else str(item))
-        else:
-            text = f'{entry:.4g}' if isinstance(entry, float) else str(entry)
-            yield f'{indent}{key}: {text}'
-
-
-def reports(lines: Callable[[Any], Iterator[str]] = _lines) -> Callable[[Command], Command]:
-    """Give a subcommand --json and print what it returns, for people by `lines`."""
-    def decorate(function: Command) -> Command:
-        @click.option('--json', 'as_json', is_flag=True,
-                      help='Print one JSON object as the last line of stdout.')
-        @functools.wraps(function)
-        def wrapper(*args: Any, as_json: bool, **options: Any) -> None:
-            if 'as_json' in inspect.signature(function).parameters:
-                options['as_json'] = as_json
-            result = function(*args, **options)
-            plain = json.dumps(result, default=_plain)
-            if os.environ.get('RANK', '0') != '0':
-                return  # under torchrun one process speaks for all
-            click.echo(plain if as_json else '\n'.join(lines(json.loads(plain))))
-            if result.get('ok') is False:
-                raise click.exceptions.Exit(1)
-        return wrapper
-    return decorate
-
-
 def _examination(report: Any) -> Iterator[str]:
     """Yield the findings of the doctor, one line each, and what to do below them."""
     for check in report['checks']:
         yield f'{"ok  " if check["ok"] else "FAIL"} {check["name"]}: {check["detail"]}'
         if check['fix']:
             yield f'     -> {check["fix"]}'
-
-
-@contextmanager
-def progress(total: int | None, label: str) -> Iterator[Callable[[], object]]:
-    """Show a bar on stderr while it is a terminal; yield the function that moves it by one."""
-    from tqdm import tqdm
-    with tqdm(total=total, desc=label, file=sys.stderr, disable=None, leave=False) as bar:
-        yield bar.update
 
 
 def split_list(values: Sequence[str]) -> list[str]:
@@ -128,7 +70,7 @@ def parse_phases(values: Sequence[str]) -> dict[str, float]:
     return phases
 
 
-@click.group(context_settings=_CONTEXT)
+@click.group(context_settings=CONTEXT)
 def cli() -> None:
     """Plan a drive with reasoning: cameras and odometry in, reasons and trajectory out."""
 
@@ -268,49 +210,8 @@ def replay(bag: Path, rate: float, loop: bool) -> Mapping[str, Any]:
     return run_replay(bag, rate, loop)
 
 
-class TargetCommand(click.Command):
-    """Adds one option for each training setting, read when the command is really used."""
-
-    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        """Return the declared options and those of TargetSettings."""
-        from dataclasses import fields
-
-        from rspec_planner.train.settings import TargetSettings
-        names = {parameter.name for parameter in self.params}
-        extra: list[click.Parameter] = []
-        for field in fields(TargetSettings):
-            flag = f'--{field.name.replace("_", "-")}'
-            if field.name in names:
-                continue
-            if isinstance(field.default, bool):
-                flag = f'{flag}/--no-{flag[2:]}'
-                extra.append(click.Option([flag], default=None, help=f'[{field.default}]'))
-            else:
-                extra.append(click.Option([flag], type=type(field.default), default=None,
-                                          help=f'[{field.default}]'))
-        own = super().get_params(ctx)
-        return [*own[:-1], *extra, own[-1]]  # --help stays last
-
-
-@cli.group(context_settings=_CONTEXT)
-def train() -> None:
-    """Train networks; one process per GPU under torchrun."""
-
-
-@train.command('target', cls=TargetCommand)
-@click.option('--config', type=click.Path(path_type=Path), help='YAML of training settings.')
-@click.option('--out', type=click.Path(path_type=Path), default=Path('runs/target'),
-              show_default=True, help='Receives checkpoint/ and logs.')
-@click.option('--state-dir', type=click.Path(path_type=Path), help='Default: --out.')
-@click.option('--init-from', type=click.Path(path_type=Path), help='Start from these weights.')
-@click.option('--resume', is_flag=True, help='Continue the saved state.')
-@click.option('--smoke', is_flag=True, help='20 steps of a toy size.')
-@click.option('--revision', default='', help='Git revision for the manifest.')
-@reports()
-def train_target(config: Path | None, out: Path, **options: Any) -> Mapping[str, Any]:
-    """Train the target on the embedded world; options override --config."""
-    from rspec_planner.train.target import train_target as train_it
-    return train_it(config, out, **options)
+for group in (train, evaluate):
+    cli.add_command(group)
 
 
 def _describe(error: BaseException) -> tuple[str, int]:

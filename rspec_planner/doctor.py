@@ -130,7 +130,7 @@ def _weights() -> Check:
     from rspec_planner.model.checkpoint import read_files, read_manifest
     files = read_files(RESOURCE)
     size = sum(map(len, files.values()))
-    made = read_manifest(RESOURCE).get('git_revision', '')
+    made = read_manifest(RESOURCE).get('revision', '')
     return Check('weights', True, f'{len(files)} files, {size / 1e6:.1f} MB, all hashes match'
                  + (f', revision {str(made)[:12]}' if made else ''))
 
