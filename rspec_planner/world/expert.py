@@ -61,6 +61,7 @@ class Maneuver:
     brake_limit: float = BRAKE_LIMIT
     ease_off: float = 0.0  # m/s^2 of braking at least, while above `desired`
     hard: bool = False  # brake for `stop_at` at once, whatever little is needed
+    after: Sequence[Shift] = ()  # shifts once the wait is over, beyond a clip's horizon
     holding: bool = field(default=True)  # False once the stop was released
 
 

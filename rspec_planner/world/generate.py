@@ -255,7 +255,8 @@ class Pair:
     rejected: tuple[str, ...]
 
 
-def _opener_clear(rollout: Rollout) -> bool:
+def opener_clear(rollout: Rollout) -> bool:
+    """Tell whether the opener of a rollout is unambiguous."""
     poses = np.array([(e.x, e.y, e.yaw) for e in rollout.states[:HISTORY]])
     return opener_is_clear(_to_ego(poses, rollout.states[HISTORY - 1]))
 
@@ -276,7 +277,7 @@ def simulate_pair(spec: ClipSpec, first_attempt: int = 0) -> tuple[Pair, int]:
             continue
         t0_s = _t0_seconds(blueprint)
         event = roll(blueprint, True, t0_s)
-        fault = check(event) or ('' if _opener_clear(event) else 'opener')
+        fault = check(event) or ('' if opener_clear(event) else 'opener')
         if not fault:
             twin = roll(blueprint, False, t0_s)
             fault = check(twin)

@@ -283,9 +283,7 @@ class Blueprint:
 
     def road(self, event: bool) -> Path:
         """Return the main road of a clip; s0 is BEHIND metres from its start."""
-        if self.pieces is not None:
-            return Path(self.pieces(event))
-        return Path([(BEHIND + AHEAD, self.curvature)])
+        return Path(self.pieces(event) if self.pieces else [(BEHIND + AHEAD, self.curvature)])
 
 
 def stop_speeds(distance: float, hardest: float = 3.2) -> tuple[float, float]:

@@ -113,7 +113,7 @@ def animal(draw: Draw) -> Blueprint:
 def narrowing(draw: Draw) -> Blueprint:
     """Twin A: somebody comes through the narrow part; twin B: it is free."""
     gap = draw.uniform(16.0, 26.0)
-    low, high = stop_speeds(gap - 3.5 - EGO_FRONT)
+    low, high = stop_speeds(gap - 6.5 - EGO_FRONT)
     speed, push = draw.motion(low, min(high, (gap - 4.0) / 2.4))
     distance, pace = gap + draw.uniform(8.0, 16.0), draw.uniform(4.0, 6.0)
     layout = Layout(width=3.5, oncoming=1)
@@ -128,7 +128,9 @@ def narrowing(draw: Draw) -> Blueprint:
             stage.add(draw.vehicle, distance, layout.width - 0.4, late=True, speed=pace,
                       reverse=True, colour=COLOURS[draw.colour])
             stage.act(decide('wait', 'narrow_oncoming', colour=draw.colour, vehicle=draw.vehicle),
-                      stage.stop_before(gap - 3.5))
+                      stage.stop_before(gap - 6.5, after=(
+                          Shift(stage.s0 + gap - 9.5, 9.0, target),
+                          Shift(stage.s0 + gap + 12.0, 12.0, 0.0))))
         else:
             stage.act(decide('nudge_left', 'narrow_free'),
                       nudge(stage, gap - 0.5, gap + 12.0, target))
