@@ -174,9 +174,7 @@ def inference_status(statistics: CycleStatistics, last: CycleResult | None,
                    Outcome.LATE: f'{last.reason}: {last.detail}',
                    Outcome.SKIPPED: f'cycle skipped: {last.reason}',
                    Outcome.FAILED: f'{last.reason}: {last.detail}'}[last.outcome]
-        if last.outcome is Outcome.PUBLISHED and plan is not None and not plan.reasoning.complete:
-            level, message = WARN, 'plan published, but the reasoning hit its token budget'
-        elif level == OK and silence_s is not None and silence_s > LATE_S:
+        if level == OK and silence_s is not None and silence_s > LATE_S:
             level, message = WARN, f'no plan for {silence_s:.1f} s; see the inputs task'
     return make_status('inference_status', level, message, {
         'message': plan.reasoning.text if plan else '',

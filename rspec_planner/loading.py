@@ -21,6 +21,8 @@ before it spends seconds on imports.
 from __future__ import annotations
 
 from collections.abc import Mapping
+import hashlib
+from pathlib import Path
 import sys
 import time
 from typing import Any
@@ -72,6 +74,14 @@ def warm_up(planner: Any) -> float:
     return elapsed_ms
 
 
+def manifest_sha256(checkpoint: str) -> str:
+    """Return the hash of a checkpoint's manifest, which holds those of its files; '' if none."""
+    from rspec_planner.planner.pipeline import EMBEDDED, EMBEDDED_NAMES
+    folder = EMBEDDED / checkpoint if checkpoint in EMBEDDED_NAMES else Path(checkpoint)
+    manifest = folder / 'manifest.json'
+    return hashlib.sha256(manifest.read_bytes()).hexdigest() if manifest.is_file() else ''
+
+
 def engine_values(planner: Any, parameters: NodeParameters,
                   measured: Mapping[str, Any]) -> dict[str, Any]:
     """Return the key values of the `engine` diagnostic."""
@@ -79,8 +89,7 @@ def engine_values(planner: Any, parameters: NodeParameters,
                               'checkpoint': parameters.model.checkpoint,
                               'device': parameters.model.device, 'gpu': 'none',
                               'tensorrt_version': 'none', **measured}
-    for key in ('precision', 'manifest_sha256'):
-        values[key] = getattr(planner, key, 'unknown')
+    values['manifest_sha256'] = manifest_sha256(parameters.model.checkpoint)
     torch = sys.modules.get('torch')
     if torch is not None and parameters.model.device.startswith('cuda'):
         values['gpu'] = torch.cuda.get_device_name(parameters.model.device)

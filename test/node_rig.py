@@ -198,6 +198,8 @@ class NodeRig:
         for name, value in changes.items():
             if name == 'x':
                 message.pose.pose.position.x = value
+            elif name == 'orientation':
+                message.pose.pose.orientation = value
             else:
                 setattr(message, name, value)
         self.publisher(Odometry, '/localization/kinematic_state').publish(message)
@@ -236,7 +238,9 @@ def values_of(status: Any) -> dict[str, str]:
 @contextmanager
 def running(*arguments: str, **options: Any) -> Iterator[NodeRig]:
     """Run a configured and active node around a test."""
-    parameters = [part for argument in ('sync.max_input_age_ms:=10000.0', *arguments)
+    # Tests stamp their inputs some seconds ago, so that several drives fit into one test.
+    patient = ('sync.max_input_age_ms:=10000.0', 'deadline.max_pipeline_latency_ms:=10000.0')
+    parameters = [part for argument in (*patient, *arguments)
                   for part in (('-p', argument) if not argument.startswith('-') else (argument,))]
     rig = NodeRig(['--ros-args', *parameters], **options)
     try:

@@ -150,12 +150,6 @@ def test_inference_that_went_silent_is_a_warning(plan):
     assert 'no plan for 4.0 s' in status.message
 
 
-def test_reasoning_that_hit_its_budget_is_a_warning(plan):
-    cut = replace(plan, reasoning=replace(plan.reasoning, complete=False))
-    status = inference_status(CycleStatistics(), CycleResult(NOW, Outcome.PUBLISHED, plan=cut))
-    assert status.level == WARN and 'token budget' in status.message
-
-
 @pytest.mark.parametrize('outcome, reason, level, part', [
     (Outcome.REJECTED, 'start_jump', WARN, 'plan rejected: start_jump why'),
     (Outcome.LATE, 'deadline_missed', WARN, 'deadline_missed: why'),

@@ -34,7 +34,6 @@ from rspec_planner.ros_conversions import (
     compressed_image_message,
     image_array,
     image_message,
-    local_matrices,
     ns_to_duration,
     ns_to_stamp,
     odometry_message,
