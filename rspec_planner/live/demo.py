@@ -44,9 +44,6 @@ START_S = 120.0  # the node imports, loads and warms up a model before it listen
 FIRST_PLAN_S = 20.0  # from the first frame
 FINISH_S = 15.0
 EXAMPLES = 12
-#: OpenMP threads that spin for work stall for seconds when a renderer wants the same core
-#: (measured on two busy cores: frames of 600 to 4,600 ms spinning, 630 to 660 ms waiting)
-NODE_ENVIRONMENT = {'OMP_WAIT_POLICY': 'PASSIVE'}
 SECONDS = (5.0, 3600.0)
 WORLD_MODULE, NODE_MODULE = 'rspec_planner.live.world_publisher', 'rspec_planner.node'
 
@@ -109,8 +106,7 @@ class _Run:
             recorder = processes.start_module(
                 'recorder', 'rspec_planner.live.recorder', str(self._folder / 'drive.mcap'),
                 '--ready-file', str(ready))
-            processes.start('node', [*self._commands.node, *node_arguments],
-                            extra_environment=NODE_ENVIRONMENT)
+            processes.start('node', [*self._commands.node, *node_arguments])
             processes.wait_for(ready.exists, 'the start of the recorder', START_S)
             world = processes.start('world', [*self._commands.world, *world_arguments],
                                     extra_environment={'OMP_NUM_THREADS': '1'})
