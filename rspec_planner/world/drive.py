@@ -146,7 +146,8 @@ class Drive:
         digest = hashlib.blake2b(text, digest_size=8).digest()
         event = bool(self._rng.random() < EVENT_SHARE)
         pose = self._legs[-1].end() if self._legs else (0.0, 0.0, 0.0)
-        leg = build_leg(family, int.from_bytes(digest, 'big'), event, pose)
+        heading = self._legs[-1].start_yaw if self._legs else 0.0
+        leg = build_leg(family, int.from_bytes(digest, 'big'), event, pose, heading)
         self._legs.append(leg)
         self._built += 1
 

@@ -31,7 +31,7 @@ from rspec_planner.world.simulation import Actor, DT, follow_ego
 LEAD_TIME = 5.0  # seconds between the start of a script and its t0
 STANDING_LEAD_TIME = 2.0  # the same where the ego stands at t0
 _TRIES = 400
-_WIDEST = 1.9  # radians that the route may turn away from its first heading
+_WIDEST = 1.9  # radians that two legs in a row may turn, so that roads do not cross
 LEAVING = frozenset(('car', 'van', 'truck', 'bus', 'emergency'))
 _EXIT = 34.0  # metres of side road that a turning leg still owns
 
@@ -181,9 +181,10 @@ def _usable(blueprint: Blueprint, event: bool) -> bool:
     return not check(rollout) and opener_clear(rollout)
 
 
-def build_leg(family: str, seed: int, event: bool, pose: tuple[float, float, float]) -> Leg:
+def build_leg(family: str, seed: int, event: bool, pose: tuple[float, float, float],
+              heading: float = 0.0) -> Leg:
     """
-    Return a leg that begins at `pose` (x, y, heading).
+    Return a leg that begins at `pose` (x, y, heading); the last one began with `heading`.
 
     Raises ConfigurationError when no drawn scenario suits.
     """
@@ -194,7 +195,10 @@ def build_leg(family: str, seed: int, event: bool, pose: tuple[float, float, flo
             continue
         free = 12.0 + LEAD_TIME * max(blueprint.speed, 5.0)
         road, path = _roads(blueprint, event, free, pose)
-        if abs(path.pose(path.length)[2]) > _WIDEST or not _usable(blueprint, event):
+        bent = abs(path.pose(path.length)[2] - heading)
+        if bent > _WIDEST and blueprint.turn is None:
+            continue
+        if not _usable(blueprint, event):
             continue
         standing = blueprint.speed == 0.0
         tau = -STANDING_LEAD_TIME if standing else -LEAD_TIME
