@@ -26,7 +26,7 @@ from sensor_msgs.msg import CompressedImage
 from std_msgs.msg import Float64, String
 from trajectory_msgs.msg import MultiDOFJointTrajectory
 
-from rspec_planner.decode.state import DecodeStats
+from rspec_planner.decode.stats import DecodeStats
 from rspec_planner.live.session import ros_node, stop_on_signals
 from rspec_planner.planner.plan import Plan, PLAN_POINTS, Reasoning, StageTimes, Verdict
 from rspec_planner.ros_conversions import plan_path, plan_trajectory, stamp_to_ns

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 import numpy as np
 import pytest
 
-from rspec_planner.decode.state import DecodeStats
+from rspec_planner.decode.stats import DecodeStats
 from rspec_planner.errors import InputError
 from rspec_planner.live import drawing, pictures
 from rspec_planner.live.pictures import contact_sheet, draw_frame, Extras, split_reasoning

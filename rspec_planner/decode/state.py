@@ -11,35 +11,18 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Counts and times of one decoding run, and the fixed buffers that the loop works on."""
+"""The fixed buffers that the decoding loop works on."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from rspec_planner.decode.stats import DecodeStats
 
-@dataclass(frozen=True)
-class DecodeStats:
-    """
-    How the reasoning tokens came to be committed.
-
-    The first token comes from the prefill logits and belongs to no iteration
-    (speculative-decoding protocol, arXiv 2606.31160; autoregressive: one token an iteration).
-    """
-
-    iterations: int  # target forwards after the prefill
-    committed: tuple[int, ...]  # tokens committed by each iteration, bonus token included
-    draft_ms: float = 0.0
-    verify_ms: float = 0.0
-
-    @property
-    def accepted_length(self) -> float:
-        """Return L, the mean number of committed tokens per iteration (0 without any)."""
-        return sum(self.committed) / self.iterations if self.iterations else 0.0
+__all__ = ['DecodeState', 'DecodeStats']
 
 
 class DecodeState:

@@ -29,7 +29,7 @@ from typing import Any
 
 import numpy as np
 
-from rspec_planner.decode.state import DecodeStats
+from rspec_planner.decode.stats import DecodeStats
 from rspec_planner.errors import InputError
 from rspec_planner.planner.images import decode_compressed, decode_image
 from rspec_planner.planner.plan import Plan, Reasoning, StageTimes, Verdict

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from rspec_planner.decode.state import DecodeStats
+from rspec_planner.decode.stats import DecodeStats
 
 #: a plan has the ego pose at t0 and 64 model waypoints, 0.1 s apart
 PLAN_POINTS = 65
