@@ -32,7 +32,7 @@ import click
 
 from rspec_planner import __version__
 from rspec_planner.cli_report import CONTEXT, progress, reports
-from rspec_planner.cli_research import evaluate, train
+from rspec_planner.cli_research import bench, evaluate, train
 from rspec_planner.errors import ConfigurationError, RspecError
 
 TRACEBACK_VARIABLE = 'RSPEC_TRACEBACK'
@@ -210,7 +210,7 @@ def replay(bag: Path, rate: float, loop: bool) -> Mapping[str, Any]:
     return run_replay(bag, rate, loop)
 
 
-for group in (train, evaluate):
+for group in (train, evaluate, bench):
     cli.add_command(group)
 
 

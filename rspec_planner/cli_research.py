@@ -90,3 +90,24 @@ def evaluate_driving(split: str, clips: int | None, checkpoint: str, device: str
     with share('driving') as show:
         return evaluate_it(split, clips=clips, checkpoint=checkpoint, device=device,
                            workers=workers, write_results=write_results, progress=show)
+
+
+@click.group(context_settings=CONTEXT)
+def bench() -> None:
+    """Measure latency on this machine."""
+
+
+@bench.command('frame')
+@click.option('--profile', default='tiny', show_default=True)
+@click.option('--device', default='cpu', show_default=True)
+@click.option('--frames', type=int, default=40, show_default=True,
+              help='Measured frames, after five of warm-up.')
+@click.option('--checkpoint', type=click.Path(path_type=Path),
+              help="A folder in place of the profile's embedded weights.")
+@click.option('--seed', type=int, default=0, show_default=True, help='Seed of the drive.')
+@reports()
+def bench_frame(profile: str, device: str, frames: int, checkpoint: Path | None,
+                seed: int) -> Mapping[str, Any]:
+    """Time whole frames stage by stage, streaming and without cached images."""
+    from rspec_planner.evaluate.bench import bench_frame as measure
+    return measure(profile, device, frames, checkpoint=checkpoint, seed=seed)

@@ -106,6 +106,7 @@ def test_version_in_both_forms(run):
     (['record-world', 'a.mcap', '--phase-ms', 'front'], "'front' is not CAMERA=MILLISECONDS"),
     (['record-world', 'a.mcap', '--phase-ms', 'front=3'], "camera 'front'"),
     (['eval', 'driving', '--split', 'moon'], "split 'moon' is unknown"),
+    (['bench', 'frame', '--frames', '0'], 'frames 0'),
     (['train', 'target', '--config', 'nope.yaml'], 'nope.yaml'),
     (['train', 'target', '--batch-clips', '3'], 'batch_clips'),
 ])

@@ -27,6 +27,8 @@ MODULES = sorted(PACKAGE.rglob('*.py'))
 SOURCES = sorted([*MODULES, *(ROOT / 'test').glob('*.py'), *(ROOT / 'launch').glob('*.py'),
                   ROOT / 'setup.py'])
 
+LICENCE_LINES = 13
+
 #: the rooms that a room may import from, besides itself and errors.py
 ALLOWED = {
     'model': set(),
@@ -117,7 +119,7 @@ def test_files_and_functions_stay_small():
     wrong = []
     for path in MODULES:
         text = path.read_text(encoding='utf-8')
-        lines = len(text.splitlines())
+        lines = len(text.splitlines()) - LICENCE_LINES
         if lines > 400:
             wrong.append(f'{path.relative_to(ROOT)}: {lines} lines')
         wrong += [f'{path.relative_to(ROOT)}:{node.lineno} {node.name}: {function_lines(node)}'
