@@ -353,3 +353,32 @@ def test_odometry_alone_is_refused(refused, tmp_path):
     line = refused(tmp_path / 'a.mcap')
     for camera in CAMERAS:
         assert f"'{camera}'" in line
+
+
+def test_real_networks_give_the_same_records_twice(tmp_path):
+    from rspec_planner.planner.pipeline import Planner
+    from rspec_planner.train.profiles import new_target
+    from rspec_planner.world.drive import Drive
+    from rspec_planner.world.rig import Rig
+    rig = Rig(width=192, height=96)
+    record_world(tmp_path / 'a.mcap', Drive(['lead_brake'], 3, rig=rig), 2.2, RecordOptions(),
+                 rig=rig)
+
+    class AcceptedPlanner(Planner):
+        """Random weights never end their reasoning, which alone would reject every plan."""
+
+        def plan(self, observation):
+            return replace(super().plan(observation), verdict=ACCEPTED)
+
+    def make(parameters):
+        target, tokenizer = new_target(smoke=True)
+        return AcceptedPlanner(target.eval().requires_grad_(False).pack(), tokenizer,
+                               max_reasoning_tokens=8)
+    for name in ('x', 'y'):
+        report = plan_bag(tmp_path / 'a.mcap', OfflineOptions(records=tmp_path / name),
+                          make_planner=make)
+        assert report['plans'] == 7
+        assert report['frame_ms']['p50'] > 0.0
+    assert (tmp_path / 'x').read_bytes() == (tmp_path / 'y').read_bytes()
+    records = [json.loads(line) for line in open(tmp_path / 'x')]
+    assert len({json.dumps(r['poses']) for r in records}) == 7  # each plan is its own
