@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+import subprocess
 import sys
 
 import cv2
@@ -110,6 +111,14 @@ def test_silent_planner_is_named(tmp_path, monkeypatch):
     with pytest.raises(ChildError, match='no plan arrived in .* of driving; the node says'):
         run_demo(seconds=5.0, out=tmp_path,
                  commands=DemoCommands(WORLD, (sys.executable, str(silent), '--silent')))
+
+
+@pytest.mark.parametrize('module', ['node', 'live.demo', 'live.monitor', 'live.recorder',
+                                    'live.replay', 'live.world_publisher'])
+def test_no_process_imports_torch_before_it_needs_it(module):
+    # seconds and memory for the watchers; for the node, OMP_WAIT_POLICY must come before it
+    code = f'import sys, rspec_planner.{module}; sys.exit("torch" in sys.modules)'
+    assert subprocess.run([sys.executable, '-c', code], cwd=HERE.parent).returncode == 0
 
 
 def test_bad_calls_are_refused(tmp_path):
