@@ -385,10 +385,9 @@ class ObservationBuffer:
         worst = int(np.argmax(gaps))
         gap_ms = float(gaps[worst]) / _MS
         if gap_ms > self._limits.odometry_max_gap_ms:
-            before = (t0_ns - int(times[worst])) / _SECOND
+            before, limit = (t0_ns - int(times[worst])) / _SECOND, self._limits.odometry_max_gap_ms
             raise _Refused('odometry_gap', f'odometry: {gap_ms:.1f} ms without a sample '
-                           f'{before:.2f} s before t0, limit '
-                           f'{self._limits.odometry_max_gap_ms:.1f} ms')
+                           f'{before:.2f} s before t0, limit {limit:.1f} ms')
 
 
 def _pose_fault(values: tuple[float, ...]) -> str:
