@@ -1,0 +1,57 @@
+# Copyright 2026 rspec_planner authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""The frame benchmark: real neighbouring frames, honest bookkeeping."""
+
+import numpy as np
+import pytest
+
+from rspec_planner.errors import ConfigurationError
+from rspec_planner.evaluate.bench import bench_frame, drive_observations, percentiles
+from rspec_planner.train.profiles import new_target
+from rspec_planner.train.saving import export
+
+CAMERAS = ('cross_left', 'front_wide', 'cross_right', 'front_tele')
+
+
+def test_neighbouring_observations_share_three_of_four_frames():
+    first, second = drive_observations(2, 96, 64, CAMERAS)
+    assert np.array_equal(first.images[:, 1:], second.images[:, :-1])
+    assert np.array_equal(first.image_stamps_ns[:, 1:], second.image_stamps_ns[:, :-1])
+    assert second.t0_ns - first.t0_ns == 100_000_000
+    assert np.allclose(first.ego_poses[-1], np.eye(4))
+    step = np.linalg.norm(second.ego_poses[-2][:3, 3])
+    assert step == pytest.approx(0.1 * second.speed_mps, abs=0.1)
+
+
+def test_a_short_run_reports_every_stage_of_both_modes(tmp_path):
+    target, tokenizer = new_target(smoke=True)
+    folder = export(target, tokenizer, tmp_path, {})
+    report = bench_frame(frames=2, checkpoint=folder)
+    assert report['profile'] == 'smoke' and report['frames'] == 2
+    assert report['p50'] == report['streaming']['p50'] > 0
+    for mode in ('streaming', 'cold'):
+        stages = report[mode]['stages']
+        assert set(stages) >= {'encode', 'prefill', 'decode', 'action'}
+        assert sum(stage['p50'] for stage in stages.values()) <= 1.5 * report[mode]['p99']
+    # the same plans either way, and a quarter of the images to encode
+    assert report['streaming']['tokens'] == report['cold']['tokens']
+
+
+def test_percentiles_of_a_ramp():
+    assert percentiles(list(range(101))) == {'p50': 50.0, 'p95': 95.0, 'p99': 99.0}
+
+
+def test_no_frames_is_refused():
+    with pytest.raises(ConfigurationError, match='frames 0'):
+        bench_frame(frames=0)
