@@ -15,8 +15,10 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 import multiprocessing
+from multiprocessing.pool import AsyncResult
 import os
 
 from rspec_planner.world.clip import Clip, ClipSpec
@@ -44,8 +46,14 @@ def render_clips(specs: list[ClipSpec], width: int, height: int,
             yield from _render(job)
         return
     with multiprocessing.get_context('spawn').Pool(count) as pool:
-        for clips in pool.imap(_render, jobs):
-            yield from clips
+        # a window of jobs, not all of them: a clip is 3.5 MB and planning is slower
+        running: deque[AsyncResult[list[Clip]]] = deque()
+        for job in jobs:
+            running.append(pool.apply_async(_render, (job,)))
+            if len(running) > 4 * count:
+                yield from running.popleft().get()
+        while running:
+            yield from running.popleft().get()
 
 
 def _render(job: tuple[tuple[ClipSpec, ...], int, int]) -> list[Clip]:

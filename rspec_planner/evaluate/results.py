@@ -81,7 +81,8 @@ def _split_section(name: str, report: Mapping[str, Any]) -> str:
     for label, key in (('target', 'target'), ('target, cameras black', 'black'),
                        ('target, no visual features', 'history_only')):
         values = found[key]
-        rows.append([label, metres(values['min_ade']), metres(values['min_ade6']),
+        best = metres(values['min_ade6']) if key == 'target' else '–'
+        rows.append([label, metres(values['min_ade']), best,
                      percent(values['decision']), percent(values['pair']),
                      percent(values['attributes']), percent(values['agreement']),
                      percent(values['collision'])])

@@ -46,7 +46,7 @@ class Answer:
     attributes_said: int
     agreement: bool | None  # the speed profile does what the action word says
     ade_m: float  # first sample
-    min_ade6_m: float  # best of six
+    min_ade6_m: float  # best of all samples; blind variants have one
     fde_m: float  # first sample at 6.4 s
     collision: bool  # the first sample touches a recorded agent
     text: str
