@@ -195,6 +195,8 @@ class PlanningCycle:
 
     def _check_age(self, t0_ns: int, limit_ms: float) -> CycleResult | None:
         """Return why a trigger is not worth a cycle, or None."""
+        if t0_ns <= 0:
+            return None  # the buffer names an unset stamp better than an age of 56 years
         now_ns = self._clock_ns()
         age_ms = (now_ns - t0_ns) / 1e6
         if now_ns == 0:

@@ -136,19 +136,26 @@ class NodeRig:
         self.executor = SingleThreadedExecutor()
         self.executor.add_node(self.node)
         self.executor.add_node(self.peer)
+        self._odometry_sent = 0
         self.received: dict[str, list[Any]] = {}
         self._publishers: dict[tuple[str, str], Any] = {}
-        self._thread = threading.Thread(target=self.executor.spin, daemon=True)
+        self._stopping = False
+        self._thread = threading.Thread(target=self._spin, daemon=True)
 
     def start(self) -> None:
         self.listen()
         assert self.node.start()
         self._thread.start()
 
+    def _spin(self) -> None:
+        while not self._stopping:
+            self.executor.spin_once(timeout_sec=0.05)
+
     def close(self) -> None:
-        self.executor.shutdown()
+        self._stopping = True
         if self._thread.ident is not None:
             self._thread.join(10)
+        self.executor.shutdown()
         self.node.close()
         self.peer.destroy_node()
 
@@ -176,8 +183,20 @@ class NodeRig:
         if key not in self._publishers:
             publisher = self.peer.create_publisher(kind, topic, self.input_qos)
             self._publishers[key] = publisher
-            wait_until(lambda: publisher.get_subscription_count() > 0, f'match on {topic}')
+            wait_until(lambda: publisher.get_subscription_count() > 0 and self._matched(topic),
+                       f'match on {topic}')
         return self._publishers[key]
+
+    def _matched(self, topic: str) -> bool:
+        """Return whether the node's side knows the publisher too; before, messages are lost."""
+        mine = [subscription for subscription in self.node._made.inputs._subscriptions
+                if subscription.topic_name == topic]
+        return all(subscription.get_publisher_count() > 0 for subscription in mine)
+
+    def settle(self) -> None:
+        """Wait until the node has handled every odometry message sent so far."""
+        wait_until(lambda: self.node._watch.states()[-1].received >= self._odometry_sent,
+                   f'the odometry ({self._odometry_sent} messages)')
 
     def image(self, name: str, stamp_ns: int, encoding: str = 'rgb8') -> None:
         from sensor_msgs.msg import Image
@@ -203,6 +222,7 @@ class NodeRig:
             else:
                 setattr(message, name, value)
         self.publisher(Odometry, '/localization/kinematic_state').publish(message)
+        self._odometry_sent += 1
 
     def drive(self, t0_ns: int, *, cameras: Sequence[str] = CAMERAS.names,
               encoding: str = 'rgb8', odometry: bool = True, frames: int = 4) -> int:
@@ -210,6 +230,7 @@ class NodeRig:
         if odometry:
             for step in range(34, -1, -1):
                 self.odometry(t0_ns - step * 50_000_000)
+            self.settle()
         for step in range(frames - 1, -1, -1):
             for name in sorted(cameras, key=lambda name: name == CAMERAS.anchor):
                 self.image(name, t0_ns - step * 100_000_000, encoding)

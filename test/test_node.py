@@ -105,12 +105,25 @@ def test_compressed_images_come_through_the_same_parameters():
 def test_odometry_that_comes_a_little_later_is_awaited():
     with running('sync.odometry_wait_ms:=200.0') as rig:
         t0 = now()
-        rig.odometry(t0 - 3 * SECOND)
-        for step in range(34, 1, -1):
+        for step in range(34, 0, -1):
             rig.odometry(t0 - step * 50_000_000)
+        rig.settle()
         rig.drive(t0, odometry=False)
+        wait_until(lambda: rig.node._watch.states()[1].newest_ns == t0, 'the trigger')
         rig.odometry(t0 + 1_000_000)
         rig.path_at(t0)
+
+
+def test_odometry_that_stays_away_is_named():
+    with running() as rig:
+        t0 = now()
+        for step in range(34, 0, -1):
+            rig.odometry(t0 - step * 50_000_000)
+        rig.settle()
+        rig.drive(t0, odometry=False)
+        status = rig.status('inputs', lambda s: values_of(s)['skip_reason'] == 'odometry_gap',
+                            'the skip')
+        assert 'odometry ends 50.0 ms before t0' in status.message
 
 
 def test_missing_camera_is_named_and_heals():
@@ -136,6 +149,7 @@ def test_unusable_odometry_is_named_and_heals(fault):
         start = now() - 4 * SECOND
         rig.drive(start, cameras=())
         rig.odometry(start - 10_000_000, **fault)
+        rig.settle()
         rig.drive(start, odometry=False)
         status = rig.status(
             'inputs', lambda s: values_of(s)['skip_reason'] == 'odometry_not_finite', 'the skip')
@@ -165,27 +179,27 @@ def test_unset_stamp_is_named():
 
 def test_latest_frame_wins_while_the_planner_is_slow():
     with running() as rig:
+        start = now() - 3 * SECOND
+        rig.path_at(rig.drive(start))
         busy, release = threading.Event(), threading.Event()
 
         def block(observation):
             busy.set()
             assert release.wait(10)
-        start = now() - 3 * SECOND
         rig.planner.before = block
-        rig.drive(start)
-        assert busy.wait(10)
         for step in range(1, 11):
-            rig.drive(start + step * SECOND // 10, frames=1, odometry=False)
-            rig.odometry(start + step * SECOND // 10)
-        last = start + SECOND
-        newest = rig.node._watch
-        wait_until(lambda: all(state.newest_ns == last for state in newest.states()),
-                   'the newest frames')
+            stamp = start + step * SECOND // 10
+            rig.odometry(stamp)
+            for name in sorted(CAMERAS.names, key=lambda name: name == CAMERAS.anchor):
+                rig.image(name, stamp)
+            wait_until(lambda stamp=stamp: all(
+                state.newest_ns == stamp for state in rig.node._watch.states()), 'the frames')
+            assert busy.wait(10)
+        rig.planner.before = lambda observation: None
         release.set()
-        rig.path_at(last)
-        planned = [observation.t0_ns for observation in rig.planner.observations]
-        assert len(planned) <= 3
-        assert planned[-1] == last
+        rig.path_at(start + SECOND)
+        planned = [o.t0_ns - start for o in rig.planner.observations if o.t0_ns > start]
+        assert planned == [SECOND // 10, SECOND]
         status = rig.status('inference_status',
                             lambda s: int(values_of(s)['superseded_total']) >= 8, 'the count')
         assert status.message == 'plan published'
@@ -199,8 +213,9 @@ def test_planner_exception_is_a_diagnostic_and_heals(capfd):
         start = now() - 5 * SECOND
         for step in range(3):
             rig.drive(start + step * SECOND)
-        status = rig.status('inference_status',
-                            lambda s: int(values_of(s)['failed_total']) >= 3, 'failures')
+            status = rig.status(
+                'inference_status',
+                lambda s, count=step + 1: int(values_of(s)['failed_total']) >= count, 'failure')
         assert status.level == b'\x02'
         assert 'RuntimeError: the engine lost its mind' in status.message
         rig.planner.before = lambda observation: None
@@ -257,7 +272,11 @@ def test_anchor_stamps_that_go_back_reset_without_a_clock_jump():
     with running() as rig:
         start = now()
         rig.path_at(rig.drive(start))
-        rig.path_at(rig.drive(start - 6 * SECOND))
+        rig.drive(start - 6 * SECOND)  # the anchor's first frame resets what came before it
+        status = rig.status('inputs', lambda s: 'went back' in values_of(s)['last_reset'],
+                            'the reset')
+        assert 'went back by' in values_of(status)['last_reset']
+        rig.path_at(rig.drive(start - 4 * SECOND))
         assert rig.planner.resets >= 2  # the warm-up and the way back
 
 
