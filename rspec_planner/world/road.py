@@ -57,10 +57,10 @@ class Path:
 
     def pose(self, s: float, d: float = 0.0) -> tuple[float, float, float]:
         """Return x, y and heading at road coordinates (s, d); ends are extended straight."""
-        i = min(max(int(s / STEP), 0), len(self._nodes) - 2)
+        i = min(max(int(s / STEP), 0), len(self._nodes) - 1)
         x, y, heading, curvature = self._nodes[i]
         along = s - i * STEP
-        if 0.0 <= along <= STEP:
+        if along >= 0.0 and i < len(self._nodes) - 1:
             middle = heading + 0.5 * curvature * along
             heading += curvature * along
         else:
@@ -86,7 +86,9 @@ class Path:
         """Return (s, d, heading of the path) of a world point near station `s`."""
         for _ in range(3):
             px, py, heading = self.pose(s)
-            s += (x - px) * math.cos(heading) + (y - py) * math.sin(heading)
+            along = (x - px) * math.cos(heading) + (y - py) * math.sin(heading)
+            across = (y - py) * math.cos(heading) - (x - px) * math.sin(heading)
+            s += along / max(0.3, 1.0 - self.curvature(s) * across)
         px, py, heading = self.pose(s)
         return s, (y - py) * math.cos(heading) - (x - px) * math.sin(heading), heading
 

@@ -74,7 +74,8 @@ def crosswalk_person(draw: Draw) -> Blueprint:
         if event:
             away = layout.width / 2 + 0.4
             stage.act(decide('yield', 'person_stepping', **slots),
-                      stage.stop_before(ahead - 1.4, released=lambda: -sign * person.d > away),
+                      stage.stop_before(ahead - 1.4, desired=0.6 * speed, ease_off=0.9,
+                                        released=lambda: -sign * person.d > away),
                       must_hold=True)
         else:
             stage.act(decide('pass', 'person_waiting', **slots), Maneuver(speed))
