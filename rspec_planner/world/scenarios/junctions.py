@@ -15,6 +15,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 import math
 
 from rspec_planner.world.expert import Maneuver
@@ -48,6 +49,11 @@ def _light(stage: Stage, ahead: float, height: float, before: str, after: str, w
         light.lamp = after if tau >= when else before
     stage.add('traffic_light', ahead, stage.layout.right_edge - 0.85, lamp=before,
               script=script, size=(0.4, 0.4, height))
+
+
+def _quarter(begin: float, radius: float, sign: float) -> Callable[[], list[tuple[float, float]]]:
+    """Return the ego's way: straight for `begin` metres from t0, then a quarter turn."""
+    return lambda: [(BEHIND + begin, 0.0), (radius * math.pi / 2, sign / radius), (60.0, 0.0)]
 
 
 def red_light(draw: Draw) -> Blueprint:
@@ -143,10 +149,7 @@ def left_turn(draw: Draw) -> Blueprint:
                   stage.stop_before(EGO_FRONT if standing else near - REST, desired=5.5,
                                     released=lambda: other.s < gone))
 
-    def turn() -> list[tuple[float, float]]:
-        return [(BEHIND + begin, 0.0), (LEFT_RADIUS * math.pi / 2, 1.0 / LEFT_RADIUS), (60, 0.0)]
-
-    return Blueprint(draw, layout, speed, push, populate, turn=turn, oncoming=False,
+    return Blueprint(draw, layout, speed, push, populate, turn=_quarter(begin, LEFT_RADIUS, 1.0), oncoming=False,
                      distractors=('walker',), navigation='turn left at the junction')
 
 
@@ -188,11 +191,7 @@ def right_turn(draw: Draw) -> Blueprint:
                   stage.stop_before(EGO_FRONT if standing else stop, desired=4.5,
                                     released=lambda: way * person.d > 4.4))
 
-    def turn() -> list[tuple[float, float]]:
-        return [(BEHIND + begin, 0.0), (RIGHT_RADIUS * math.pi / 2, -1.0 / RIGHT_RADIUS),
-                (60, 0.0)]
-
-    return Blueprint(draw, layout, speed, push, populate, turn=turn,
+    return Blueprint(draw, layout, speed, push, populate, turn=_quarter(begin, RIGHT_RADIUS, -1.0),
                      navigation='turn right at the junction')
 
 

@@ -138,6 +138,13 @@ def narrowing(draw: Draw) -> Blueprint:
     return Blueprint(draw, layout, speed, push, populate, oncoming=False)
 
 
+def _around(near: float) -> list[tuple[float, float]]:
+    """Return the ego's way around the island and on."""
+    out = (_ENTRY_RADIUS * _RING_ANGLE, -1.0 / _ENTRY_RADIUS)
+    return [(BEHIND + near, 0.0), out, (2 * _RING_RADIUS * _RING_ANGLE, 1.0 / _RING_RADIUS),
+            out, (60.0, 0.0)]
+
+
 def roundabout(draw: Draw) -> Blueprint:
     """Twin A: a vehicle circles from the left; twin B: the way is free."""
     near = draw.uniform(8.0, 15.0)  # where the ego's way leaves the straight
@@ -174,12 +181,7 @@ def roundabout(draw: Draw) -> Blueprint:
         stage.act(decide('yield', 'roundabout_busy', colour=draw.colour, vehicle=draw.vehicle),
                   stage.stop_before(near + 1.0 - REST, ignore=(other,)), must_hold=True)
 
-    def turn() -> list[tuple[float, float]]:
-        out = (_ENTRY_RADIUS * _RING_ANGLE, -1.0 / _ENTRY_RADIUS)
-        return [(BEHIND + near, 0.0), out, (2 * _RING_RADIUS * _RING_ANGLE, 1.0 / _RING_RADIUS),
-                out, (60.0, 0.0)]
-
-    return Blueprint(draw, layout, speed, push, populate, turn=turn, oncoming=False)
+    return Blueprint(draw, layout, speed, push, populate, turn=lambda: _around(near), oncoming=False)
 
 
 def cones_and_cut_in(draw: Draw) -> Blueprint:
