@@ -149,8 +149,9 @@ def left_turn(draw: Draw) -> Blueprint:
                   stage.stop_before(EGO_FRONT if standing else near - REST, desired=5.5,
                                     released=lambda: other.s < gone))
 
-    return Blueprint(draw, layout, speed, push, populate, turn=_quarter(begin, LEFT_RADIUS, 1.0), oncoming=False,
-                     distractors=('walker',), navigation='turn left at the junction')
+    return Blueprint(draw, layout, speed, push, populate, oncoming=False,
+                     turn=_quarter(begin, LEFT_RADIUS, 1.0), distractors=('walker',),
+                     navigation='turn left at the junction')
 
 
 def right_turn(draw: Draw) -> Blueprint:

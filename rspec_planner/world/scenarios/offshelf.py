@@ -181,7 +181,8 @@ def roundabout(draw: Draw) -> Blueprint:
         stage.act(decide('yield', 'roundabout_busy', colour=draw.colour, vehicle=draw.vehicle),
                   stage.stop_before(near + 1.0 - REST, ignore=(other,)), must_hold=True)
 
-    return Blueprint(draw, layout, speed, push, populate, turn=lambda: _around(near), oncoming=False)
+    return Blueprint(draw, layout, speed, push, populate, oncoming=False,
+                     turn=lambda: _around(near))
 
 
 def cones_and_cut_in(draw: Draw) -> Blueprint:
