@@ -49,12 +49,8 @@ def rms(x: Tensor, weight: Tensor, eps: float = 1e-6) -> Tensor:
     return x / (x.pow(2).mean(-1, keepdim=True) + eps).sqrt() * weight
 
 
-def plain_expert(target: Target, noisy: Tensor, t: Tensor, keys: Tensor, values: Tensor,
-                 offset: int) -> Tensor:
-    """Write the expert out as formulas over its state dict, in fp64, one head at a time."""
-    w = {k: v.double() for k, v in target.expert.state_dict().items()}
-    text, heads = target.cfg.text, target.cfg.expert.num_heads
-    dim, group = text.head_dim, heads // text.num_kv_heads
+def plain_input(w: dict[str, Tensor], noisy: Tensor, t: Tensor) -> Tensor:
+    """Write the input projection out as formulas, (B, 64, hidden)."""
     frequency = 10 ** (2 * torch.arange(10, dtype=torch.float64) / 9)
 
     def fourier(s: Tensor) -> Tensor:
@@ -69,7 +65,16 @@ def plain_expert(target: Target, noisy: Tensor, t: Tensor, keys: Tensor, values:
         if index < 6:
             x = rms(x * x.sigmoid(), w[f'action_in_proj.encoder.trunk.{index + 2}.weight'], 1e-5)
     x = (x - x.mean(-1, keepdim=True)) / (x.var(-1, unbiased=False, keepdim=True) + 1e-5).sqrt()
-    x = x * w['action_in_proj.norm.weight'] + w['action_in_proj.norm.bias']
+    return x * w['action_in_proj.norm.weight'] + w['action_in_proj.norm.bias']
+
+
+def plain_expert(target: Target, noisy: Tensor, t: Tensor, keys: Tensor, values: Tensor,
+                 offset: int) -> Tensor:
+    """Write the expert out as formulas over its state dict, in fp64, one head at a time."""
+    w = {k: v.double() for k, v in target.expert.state_dict().items()}
+    text, heads = target.cfg.text, target.cfg.expert.num_heads
+    dim, group = text.head_dim, heads // text.num_kv_heads
+    x = plain_input(w, noisy, t)
     angle = (offset + torch.arange(64, dtype=torch.float64))[:, None] \
         * text.rope_theta ** (-2 * torch.arange(dim // 2, dtype=torch.float64) / dim)
 

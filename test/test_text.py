@@ -264,6 +264,33 @@ def test_training_reaches_every_weight_and_drops_packed_projections(prompt):
     assert not missing
 
 
+def test_gradients_pass_a_packed_target_by():
+    target = small_target().pack()
+    hidden, cos, sin = random_rows(target, 6)
+    target.text(hidden, cos, sin).sum().backward()
+    assert target.text.layers[0].packed is not None
+    assert target.text.layers[0].self_attn.q_proj.weight.grad is not None
+    assert target.text.layers[0].mlp.up_proj.weight.grad is not None
+
+
+def test_mixed_precision_training_stays_near_fp32(prompt):
+    target = small_target().train()
+    hidden, cos, sin, mask, deepstack, _, _ = prompt_inputs(target, prompt)
+    exact = target.text(hidden, cos, sin, visual_mask=mask, deepstack=deepstack)
+    with torch.autocast('cpu', torch.bfloat16):
+        out, keys, values = target.text(hidden, cos, sin, visual_mask=mask, deepstack=deepstack,
+                                        return_kv=True)
+        velocity = target.expert(torch.randn(1, 64, 2), torch.rand(1), keys.detach(),
+                                 values.detach(), *tables(target.cfg.text,
+                                                          torch.arange(64).expand(3, -1)))
+    assert out.dtype == velocity.dtype == torch.float32  # the residual stream stays fp32
+    assert keys.dtype == values.dtype == torch.bfloat16
+    error = (out - exact).detach().norm() / exact.detach().norm()
+    assert 1e-5 < float(error) < 0.05
+    (out.sum() + velocity.sum()).backward()
+    assert target.text.layers[0].self_attn.k_norm.weight.grad.isfinite().all()
+
+
 def test_packed_weights_alias_the_checkpoint_weights_and_vanish_on_a_move():
     target = small_target()
     before = {name: value.clone() for name, value in target.state_dict().items()}

@@ -182,11 +182,8 @@ class TextDecoder(nn.Module):
                 hidden = add_visual(hidden, visual_mask, deepstack[index])
             if index in taps:
                 tapped[index] = hidden
-        out: list[Any] = [self.norm(hidden)]
-        if taps:
-            out.append([tapped[index] for index in taps])
-        if return_kv:
-            out += [torch.stack(parts) for parts in zip(*rows)]
+        tap_rows = [[tapped[index] for index in taps]] if taps else []
+        out = [self.norm(hidden), *tap_rows, *(torch.stack(part) for part in zip(*rows))]
         return out[0] if len(out) == 1 else tuple(out)
 
 
