@@ -23,23 +23,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-import os
 import sys
 import time
 import traceback
 from typing import Any
 
 from diagnostic_msgs.msg import DiagnosticArray
-import rclpy
 from rclpy.clock import Clock, JumpThreshold, TimeJump
 from rclpy.clock_type import ClockType
 from rclpy.duration import Duration
-from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor
 from rclpy.lifecycle import LifecycleNode, LifecycleState, TransitionCallbackReturn
 from rclpy.qos import QoSProfile
-from rclpy.utilities import remove_ros_args
 
-from rspec_planner.command_line import check_leftover, ros_arguments, USAGE
 from rspec_planner.cycle import (
     CycleResult,
     CycleStatistics,
@@ -64,8 +59,8 @@ from rspec_planner.outputs import check_message_set, Outputs
 from rspec_planner.parameter_handler import ParameterHandler
 from rspec_planner.parameters import NODE_NAME, NodeParameters
 from rspec_planner.planner.buffers import ObservationBuffer, SelectionLimits
+from rspec_planner.process import run_node
 from rspec_planner.subscriptions import InputSubscriptions
-from rspec_planner.transport import apply_fastdds_environment
 from rspec_planner.worker import Worker
 
 SUCCESS, FAILURE = TransitionCallbackReturn.SUCCESS, TransitionCallbackReturn.FAILURE
@@ -192,6 +187,8 @@ class RspecPlanner(LifecycleNode):
         self._worker.stop(_STOP_S)
         self._jump.unregister()
         self.destroy_node()
+        # rclpy leaves the state machine, whose handle keeps the node on the graph (rclpy 9.1.2).
+        self._state_machine.destroy_when_not_in_use()
 
     def _configure(self, config: NodeParameters) -> _Configured:
         """Build everything that the parameters decide; raises RspecError with the remedy."""
@@ -363,34 +360,7 @@ class RspecPlanner(LifecycleNode):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the node until it is interrupted; return the exit code."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    try:
-        if {'-h', '--help'} & set(given):
-            print(USAGE)
-            return 0
-        full = ros_arguments(given)
-        check_leftover(remove_ros_args(['', *full])[1:])
-    except RspecError as error:
-        print(f'rspec_planner_node: error: {error}', file=sys.stderr)
-        return 2
-    apply_fastdds_environment()
-    # PyTorch's threads must wait, not spin: beside a renderer on two busy cores a frame took
-    # 600 ms waiting and 3,500 to 7,500 ms spinning. OpenMP reads this when PyTorch is imported.
-    os.environ.setdefault('OMP_WAIT_POLICY', 'PASSIVE')
-    rclpy.init(args=['rspec_planner_node', *full])
-    node = RspecPlanner(arguments=full)
-    executor = SingleThreadedExecutor()
-    executor.add_node(node)
-    try:
-        if not node.start():
-            return 1
-        executor.spin()
-    except (KeyboardInterrupt, ExternalShutdownException):
-        pass  # SIGINT and SIGTERM are how this process normally ends
-    finally:
-        node.close()
-        rclpy.try_shutdown()
-    return 0
+    return run_node(lambda full: RspecPlanner(arguments=full), arguments)
 
 
 if __name__ == '__main__':

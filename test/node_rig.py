@@ -236,6 +236,17 @@ class NodeRig:
                 self.image(name, t0_ns - step * 100_000_000, encoding)
         return t0_ns
 
+    def forget_sent(self) -> None:
+        """Count only odometry that is sent from now on."""
+        self._odometry_sent = self.node._watch.states()[-1].received
+
+    def forget_publishers(self) -> None:
+        """Take the inputs off the graph, so that the next drive waits for new matches."""
+        for publisher in self._publishers.values():
+            self.peer.destroy_publisher(publisher)
+        self._publishers.clear()
+        self._odometry_sent = 0
+
     def path_at(self, t0_ns: int, timeout_s: float = 10.0) -> Any:
         """Wait for the path stamped t0."""
         from rspec_planner.ros_conversions import stamp_to_ns

@@ -1,0 +1,89 @@
+# Copyright 2026 rspec_planner authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""
+The process of the node: command line, transport, executor, signals, exit code.
+
+SIGINT and SIGTERM are how it normally ends, also while it still starts; the exit code is then 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+import sys
+from typing import Protocol
+
+import rclpy
+from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor
+from rclpy.node import Node
+from rclpy.utilities import remove_ros_args
+
+from rspec_planner.command_line import check_leftover, ros_arguments, USAGE
+from rspec_planner.errors import RspecError
+from rspec_planner.transport import apply_fastdds_environment
+
+PROGRAM = 'rspec_planner_node'
+
+
+class Runnable(Protocol):
+    """What the process needs of its node."""
+
+    def start(self) -> bool:
+        """Configure and activate when asked to; False when that failed."""
+
+    def close(self) -> None:
+        """End what the node started."""
+
+
+def run_node(make: Callable[[Sequence[str]], Runnable], arguments: Sequence[str] | None) -> int:
+    """
+    Run the node that `make` builds from the full ROS command line; return the exit code.
+
+    0 after a signal, 1 when the node could not be started, 2 for a wrong command line.
+    """
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if {'-h', '--help'} & set(given):
+        print(USAGE)
+        return 0
+    try:
+        full = ros_arguments(given)
+        check_leftover(remove_ros_args(['', *full])[1:])
+    except RspecError as error:
+        print(f'{PROGRAM}: error: {error}', file=sys.stderr)
+        return 2
+    apply_fastdds_environment()
+    rclpy.init(args=[PROGRAM, *full])
+    return _spin(make, full)
+
+
+def _spin(make: Callable[[Sequence[str]], Runnable], full: Sequence[str]) -> int:
+    node: Runnable | None = None
+    try:
+        node = make(full)
+        if not node.start():
+            return 1 if rclpy.ok() else 0
+        executor = SingleThreadedExecutor()
+        if isinstance(node, Node):
+            executor.add_node(node)
+        executor.spin()
+    except (KeyboardInterrupt, ExternalShutdownException):
+        pass
+    except Exception:
+        # A signal invalidates the context at once; whatever is being set up then fails.
+        if rclpy.ok():
+            raise
+    finally:
+        if node is not None:
+            node.close()
+        rclpy.try_shutdown()
+    return 0
