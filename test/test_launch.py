@@ -1,0 +1,192 @@
+# Copyright 2026 rspec_planner authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""
+The launch files are run against stand-ins of `launch` and `launch_ros`.
+
+No wheels of those packages exist; the stand-ins record what a file asks for. With a ROS
+installation the same files are also loaded by the real packages.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+from pathlib import Path
+import sys
+import types
+
+import pytest
+
+from rspec_planner.command_line import default_remaps
+from rspec_planner.parameters import is_ros_parameter, schema_fields
+from rspec_planner.transport import config_path
+
+FOLDER = Path(__file__).resolve().parents[1] / 'launch'
+FILES = sorted(FOLDER.glob('*.launch.py'))
+
+
+class Action:
+    """Whatever a launch file creates: its class, positional and keyword arguments."""
+
+    def __init__(self, kind, args, options):
+        self.kind, self.args, self.options = kind, args, options
+
+    def items(self):
+        return self.args
+
+
+def stand_ins():
+    modules = {
+        'launch': ['LaunchDescription'],
+        'launch.actions': ['DeclareLaunchArgument', 'SetEnvironmentVariable', 'EmitEvent',
+                           'ExecuteProcess', 'IncludeLaunchDescription', 'RegisterEventHandler'],
+        'launch.conditions': ['IfCondition'],
+        'launch.event_handlers': ['OnProcessExit'],
+        'launch.events': ['Shutdown'],
+        'launch.launch_description_sources': ['PythonLaunchDescriptionSource'],
+        'launch.substitutions': ['LaunchConfiguration'],
+        'launch_ros': [],
+        'launch_ros.actions': ['Node'],
+        'launch_ros.parameter_descriptions': ['ParameterValue'],
+    }
+    made = {}
+    for name, kinds in modules.items():
+        made[name] = types.ModuleType(name)
+        for kind in kinds:
+            setattr(made[name], kind,
+                    lambda *args, _kind=kind, **options: Action(_kind, args, options))
+    return made
+
+
+@pytest.fixture
+def described(monkeypatch):
+    for name, module in stand_ins().items():
+        monkeypatch.setitem(sys.modules, name, module)
+
+    def load(path):
+        spec = importlib.util.spec_from_file_location(path.stem.replace('.', '_'), path)
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module.generate_launch_description().args[0]
+    return load
+
+
+def arguments_of(actions):
+    return {action.args[0]: action.options for action in actions
+            if action.kind == 'DeclareLaunchArgument'}
+
+
+def used_configurations(thing, found):
+    """Collect the names of all LaunchConfigurations below an action."""
+    if isinstance(thing, Action):
+        if thing.kind == 'LaunchConfiguration':
+            found.add(thing.args[0])
+        for part in (*thing.args, *thing.options.values()):
+            used_configurations(part, found)
+    elif isinstance(thing, dict):
+        for part in thing.items():
+            used_configurations(part, found)
+    elif isinstance(thing, (list, tuple)) or type(thing).__name__ == 'dict_items':
+        for part in thing:
+            used_configurations(part, found)
+    return found
+
+
+def test_there_are_three_launch_files():
+    assert [path.name for path in FILES] == ['demo.launch.py', 'planner.launch.py',
+                                             'replay.launch.py']
+
+
+@pytest.mark.parametrize('path', FILES, ids=lambda path: path.name)
+def test_every_argument_is_described_and_every_used_one_declared(described, path):
+    actions = described(path)
+    declared = arguments_of(actions)
+    for name, options in declared.items():
+        assert options['description'].endswith('.'), name
+    assert used_configurations(actions, set()) == set(declared)
+
+
+def planner_of(actions):
+    return next(action for action in actions if action.kind == 'Node'
+                and action.options['package'] == 'rspec_planner')
+
+
+def test_each_parameter_passed_is_declared_by_the_node(described):
+    passed = [part for part in planner_of(described(FOLDER / 'planner.launch.py'))
+              .options['parameters'] if isinstance(part, dict)]
+    names = {name for part in passed for name in part}
+    assert names == {'use_sim_time', 'autostart'}
+    for name in names:
+        assert name in schema_fields() or is_ros_parameter(name)
+
+
+def test_remaps_are_those_of_the_node_without_launch(described):
+    actions = described(FOLDER / 'planner.launch.py')
+    declared = arguments_of(actions)
+    remaps = {name: declared[target.args[0]]['default_value']
+              for name, target in planner_of(actions).options['remappings']}
+    for name, topic in default_remaps().items():
+        assert remaps[name] == topic
+    assert all(name.startswith('~/') and topic.startswith('/')
+               for name, topic in remaps.items())
+
+
+def test_included_files_get_arguments_that_they_declare(described):
+    known = set(arguments_of(described(FOLDER / 'planner.launch.py')))
+    for name in ('demo.launch.py', 'replay.launch.py'):
+        (include,) = [action for action in described(FOLDER / name)
+                      if action.kind == 'IncludeLaunchDescription']
+        assert {key for key, _ in include.options['launch_arguments']} <= known
+
+
+def test_the_camera_transport_is_set_before_the_node(described):
+    kinds = [action.kind for action in described(FOLDER / 'planner.launch.py')]
+    assert kinds.index('SetEnvironmentVariable') < kinds.index('Node')
+
+
+def test_processes_are_modules_of_this_package(described):
+    for path in FILES:
+        for action in described(path):
+            if action.kind == 'ExecuteProcess':
+                module = action.options['cmd'][2]
+                assert importlib.util.find_spec(module) is not None, module
+
+
+def test_launch_packages_are_imported_only_in_launch_files():
+    package = FOLDER.parent / 'rspec_planner'
+    for path in package.rglob('*.py'):
+        for node in ast.walk(ast.parse(path.read_text(encoding='utf-8'))):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else \
+                [node.module or ''] if isinstance(node, ast.ImportFrom) else []
+            assert not any(name.split('.')[0] in ('launch', 'launch_ros') for name in names), path
+
+
+def test_rviz_layout_listens_to_topics_of_the_node():
+    text = config_path('rspec_planner.rviz').read_text(encoding='utf-8')
+    for topic in ('/planning/rspec_planner/debug/marker', '/planning/rspec_planner/output/path',
+                  *default_remaps().values()):
+        if 'camera' not in topic or 'front_wide' in topic:
+            assert f'Value: {topic}' in text
+    classes = [line.split(':', 1)[1].strip() for line in text.splitlines() if 'Class: r' in line]
+    assert {name.split('/')[0] for name in classes} == {'rviz_default_plugins', 'rviz_common'}
+
+
+@pytest.mark.skipif(importlib.util.find_spec('launch_ros') is None,
+                    reason='launch_ros is missing: it comes with a ROS installation only')
+@pytest.mark.parametrize('path', FILES, ids=lambda path: path.name)
+def test_real_launch_loads_the_file(path):
+    from launch import LaunchContext
+    from launch.launch_description_sources import PythonLaunchDescriptionSource
+    source = PythonLaunchDescriptionSource(str(path))
+    assert source.get_launch_description(LaunchContext()).entities

@@ -1,0 +1,145 @@
+# Copyright 2026 rspec_planner authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+import subprocess
+import sys
+import textwrap
+import time
+import xml.etree.ElementTree as ElementTree
+
+from node_rig import private_domain, wait_until
+import pytest
+
+from rspec_planner import transport
+from rspec_planner.errors import ConfigurationError
+from rspec_planner.transport import config_path, fastdds_environment, PROFILE_VARIABLE
+
+FRAMES = 40
+CAMERAS = ('cross_left', 'front_wide', 'cross_right', 'front_tele')
+
+PUBLISHER = textwrap.dedent("""
+    import sys, time
+    import numpy as np
+    import rclpy
+    from rclpy.qos import QoSProfile, ReliabilityPolicy
+    from sensor_msgs.msg import CompressedImage, Image
+    from rspec_planner.ros_conversions import compressed_image_message, image_message
+    kind, frames, cameras = sys.argv[1], int(sys.argv[2]), sys.argv[3:]
+    pixels = np.random.default_rng(0).integers(0, 255, (480, 640, 3), dtype=np.uint8)
+    message = (compressed_image_message if kind == 'jpeg' else image_message)(pixels, 1, 'x')
+    rclpy.init()
+    node = rclpy.create_node('cameras')
+    publishers = [node.create_publisher(type(message), f'/{kind}/{camera}', QoSProfile(
+        depth=10, reliability=ReliabilityPolicy.BEST_EFFORT)) for camera in cameras]
+    while any(publisher.get_subscription_count() == 0 for publisher in publishers):
+        time.sleep(0.02)
+    sys.stdin.readline()
+    start = time.monotonic()
+    for frame in range(frames):
+        for publisher in publishers:
+            publisher.publish(message)
+        time.sleep(max(0.0, start + 0.1 * (frame + 1) - time.monotonic()))
+    sys.stdin.readline()
+    rclpy.shutdown()
+""")
+
+
+def test_files_are_found_in_the_source_tree():
+    path = config_path('fastdds.xml')
+    assert path == Path(transport.__file__).resolve().parents[1] / 'config' / 'fastdds.xml'
+
+
+@pytest.mark.parametrize('how', ['ament', 'prefix'])
+def test_files_are_found_after_installation(tmp_path, monkeypatch, how):
+    share = tmp_path / 'share' / 'rspec_planner' / 'config'
+    share.mkdir(parents=True)
+    (share / 'fastdds.xml').write_text('<dds/>')
+    installed = tmp_path / 'lib' / 'python3' / 'site-packages' / 'rspec_planner' / 'transport.py'
+    monkeypatch.setattr(transport, '__file__', str(
+        installed if how == 'prefix' else '/elsewhere/rspec_planner/transport.py'))
+    monkeypatch.setenv('AMENT_PREFIX_PATH', str(tmp_path) if how == 'ament' else '')
+    assert config_path('fastdds.xml') == share / 'fastdds.xml'
+
+
+def test_missing_file_is_named():
+    with pytest.raises(ConfigurationError, match="'gone.xml' is missing.*reinstall"):
+        config_path('gone.xml')
+
+
+def test_environment_names_the_profile_and_keeps_the_users_choice(monkeypatch):
+    monkeypatch.delenv(PROFILE_VARIABLE, raising=False)
+    assert fastdds_environment() == {PROFILE_VARIABLE: str(config_path('fastdds.xml'))}
+    monkeypatch.setenv(PROFILE_VARIABLE, '/my/own.xml')
+    assert fastdds_environment() == {PROFILE_VARIABLE: '/my/own.xml'}
+
+
+def test_profile_has_a_large_shared_segment_and_no_builtin_transports():
+    tree = ElementTree.parse(config_path('fastdds.xml'))
+    space = {'d': 'http://www.eprosima.com'}
+    found = {item.find('d:type', space).text: item
+             for item in tree.iterfind('.//d:transport_descriptor', space)}
+    assert set(found) == {'SHM', 'UDPv4'}
+    assert int(found['SHM'].find('d:segment_size', space).text) >= 128 * 2**20
+    assert int(found['SHM'].find('d:port_queue_capacity', space).text) == 512
+    assert tree.find('.//d:useBuiltinTransports', space).text == 'false'
+    assert tree.find('.//d:participant', space).get('is_default_profile') == 'true'
+
+
+def receive(kind):
+    """Return how many of FRAMES frames of each camera cross from another process."""
+    import rclpy
+    from rclpy.qos import QoSProfile, ReliabilityPolicy
+    from sensor_msgs.msg import CompressedImage, Image
+    node = rclpy.create_node('listener')
+    got = dict.fromkeys(CAMERAS, 0)
+
+    def count(camera):
+        got[camera] += 1
+    subscriptions = [node.create_subscription(
+        CompressedImage if kind == 'jpeg' else Image, f'/{kind}/{camera}',
+        lambda message, camera=camera: count(camera),
+        QoSProfile(depth=10, reliability=ReliabilityPolicy.BEST_EFFORT)) for camera in CAMERAS]
+    child = subprocess.Popen(
+        [sys.executable, '-c', PUBLISHER, kind, str(FRAMES), *CAMERAS], stdin=subprocess.PIPE,
+        text=True, env={**os.environ, 'PYTHONPATH': str(Path(__file__).resolve().parents[1])})
+    try:
+        wait_until(lambda: all(s.get_publisher_count() > 0 for s in subscriptions), 'match', 30)
+        child.stdin.write('go\n')
+        child.stdin.flush()
+        deadline = time.monotonic() + 0.1 * FRAMES + 5
+        while min(got.values()) < FRAMES and time.monotonic() < deadline:
+            rclpy.spin_once(node, timeout_sec=0.1)
+        child.stdin.write('end\n')
+        child.stdin.flush()
+        assert child.wait(20) == 0
+    finally:
+        child.kill()
+        node.destroy_node()
+    return got
+
+
+@pytest.mark.ros
+@pytest.mark.parametrize('kind', ['jpeg', 'raw'])
+def test_four_cameras_at_10_hz_arrive_complete_between_two_processes(kind):
+    import rclpy
+    private_domain()
+    rclpy.init()
+    try:
+        assert receive(kind) == dict.fromkeys(CAMERAS, FRAMES)
+    finally:
+        rclpy.shutdown()
