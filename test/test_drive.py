@@ -20,7 +20,7 @@ from rspec_planner.errors import ConfigurationError
 from rspec_planner.world.drive import Drive
 from rspec_planner.world.reasoning import parse
 from rspec_planner.world.rig import Rig
-from rspec_planner.world.scenarios import FAMILIES
+from rspec_planner.world.scenarios import CATALOGUE, TRAINED_DOUBLES
 from rspec_planner.world.simulation import boxes_overlap, DT, SOLID
 
 
@@ -38,7 +38,7 @@ def touches(drive, ego):
 def test_all_families_in_one_drive(seed):
     drive, seen, said, still = Drive((), seed, render=False), [], set(), 0
     before = None
-    while len(seen) < len(FAMILIES):
+    while len(seen) < len(CATALOGUE):
         frame = drive.frame()
         if frame.family and frame.family not in seen:
             seen.append(frame.family)
@@ -58,7 +58,19 @@ def test_all_families_in_one_drive(seed):
         assert still < 250, f'stuck at {frame.time_s:.1f} s'
         assert frame.time_s < 1500.0
         drive.step()
-    assert seen == list(FAMILIES) and said >= set(FAMILIES[:-1])
+    assert seen == list(CATALOGUE) and said >= set(list(CATALOGUE)[:-1])
+
+
+@pytest.mark.parametrize('seed', [2, 3])
+def test_two_causes_at_once_in_one_drive(seed):
+    drive, said, still = Drive(tuple(TRAINED_DOUBLES), seed, render=False), set(), 0
+    while said != set(TRAINED_DOUBLES):
+        frame = drive.frame()
+        said |= {frame.family} if frame.reasoning else set()
+        assert not touches(drive, frame.ego)
+        still = still + 1 if frame.ego.speed < 0.01 else 0
+        assert still < 250 and frame.time_s < 500.0
+        drive.step()
 
 
 def test_the_future_comes_true():

@@ -36,7 +36,7 @@ from rspec_planner.world.reasoning import write
 from rspec_planner.world.renderer import Renderer
 from rspec_planner.world.rig import Rig
 from rspec_planner.world.route import build_leg, LEAD_TIME, leave, LEAVING, Leg, returning
-from rspec_planner.world.scenarios import CATALOGUE, DAY_ONLY, DOUBLES, OFF_SHELF
+from rspec_planner.world.scenarios import CATALOGUE, DAY_ONLY, DOUBLES, OFF_SHELF, TRAINED_DOUBLES
 from rspec_planner.world.scene import AgentState, Paint, Scene, Weather
 from rspec_planner.world.simulation import DT, EgoState
 
@@ -82,11 +82,11 @@ class Drive:
     def __init__(self, families: Sequence[str], seed: int, *, rig: Rig | None = None,
                  render: bool = True, weather: Weather | None = None) -> None:
         """
-        Plan a route that repeats `families` (all trained ones if empty).
+        Plan a route that repeats `families` (all of `CATALOGUE` if empty).
 
         Raises ConfigurationError if one is unknown.
         """
-        known = (*CATALOGUE, *OFF_SHELF, *DOUBLES)
+        known = (*CATALOGUE, *TRAINED_DOUBLES, *OFF_SHELF, *DOUBLES)
         self._families = tuple(families) or tuple(CATALOGUE)
         for family in self._families:
             if family not in known:

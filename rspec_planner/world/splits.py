@@ -31,7 +31,8 @@ SPLITS = tuple(SIZES)
 #: clips of each off-shelf part, in order
 OFF_SHELF_PARTS = {'combination': 80, 'double': 60, 'family': 70, 'rig': 80}
 #: people are the hardest to see, so their families come more often
-_WEIGHTS = {'crosswalk': 5, 'dart_out': 4, 'right_turn': 5}
+_WEIGHTS = {'crosswalk': 5, 'dart_out': 4, 'right_turn': 5, 'person_and_sign': 5,
+            'person_and_green': 5}
 _USUAL_WEIGHT = 4
 
 

@@ -14,8 +14,9 @@
 """
 The scenario catalogue: every family by its name.
 
-A family is a function Draw -> Blueprint. `FAMILIES` are trained; those of `OFF_SHELF` and
-`DOUBLES` (two causes at once) only occur in the off-shelf test.
+A family is a function Draw -> Blueprint. `FAMILIES` are trained: those of `CATALOGUE` and, with
+two causes at once, of `TRAINED_DOUBLES`. Those of `OFF_SHELF` and `DOUBLES` (other pairs of
+causes) only occur in the off-shelf test.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from rspec_planner.errors import ConfigurationError
-from rspec_planner.world.scenarios import junctions, offshelf, roadside, traffic
+from rspec_planner.world.scenarios import doubles, junctions, offshelf, roadside, traffic
 from rspec_planner.world.scenarios.base import Blueprint, DAY_ONLY, Draw, Rejected, Stage, STRAIGHT
 
 Family = Callable[[Draw], Blueprint]
@@ -46,7 +47,14 @@ CATALOGUE: dict[str, Family] = {
     'curve': junctions.curve,
     'bus_stop': traffic.bus_stop,
 }
-FAMILIES = tuple(CATALOGUE)
+#: both causes are trained alone too; these teach which one is the more urgent
+TRAINED_DOUBLES: dict[str, Family] = {
+    'person_and_sign': doubles.person_and_sign,
+    'person_and_green': doubles.person_and_green,
+    'parked_and_cut_in': doubles.parked_and_cut_in,
+    'cones_and_lead_brake': doubles.cones_and_lead_brake,
+}
+FAMILIES = (*CATALOGUE, *TRAINED_DOUBLES)
 OFF_SHELF: dict[str, Family] = {
     'emergency': offshelf.emergency,
     'level_crossing': offshelf.level_crossing,
@@ -59,7 +67,7 @@ DOUBLES: dict[str, Family] = {
     'person_and_red': offshelf.person_and_red,
 }
 __all__ = ['Blueprint', 'CATALOGUE', 'DAY_ONLY', 'DOUBLES', 'Draw', 'draw_blueprint', 'FAMILIES',
-           'Family', 'OFF_SHELF', 'Rejected', 'Stage', 'STRAIGHT']
+           'Family', 'OFF_SHELF', 'Rejected', 'Stage', 'STRAIGHT', 'TRAINED_DOUBLES']
 
 
 def draw_blueprint(name: str, seed: int, attempt: int, want_held_out: bool = False) -> Blueprint:
@@ -68,8 +76,9 @@ def draw_blueprint(name: str, seed: int, attempt: int, want_held_out: bool = Fal
 
     Raises ConfigurationError for an unknown family and Rejected when its numbers do not fit.
     """
-    family = CATALOGUE.get(name) or OFF_SHELF.get(name) or DOUBLES.get(name)
+    known = {**CATALOGUE, **TRAINED_DOUBLES, **OFF_SHELF, **DOUBLES}
+    family = known.get(name)
     if family is None:
         raise ConfigurationError(f'family {name!r} is unknown; use one of '
-                                 f'{", ".join([*CATALOGUE, *OFF_SHELF, *DOUBLES])}')
+                                 f'{", ".join(known)}')
     return family(Draw(name, seed, attempt, want_held_out))

@@ -33,7 +33,8 @@ from rspec_planner.world.scenarios.base import (
     stop_speeds,
 )
 from rspec_planner.world.scenarios.junctions import REST
-from rspec_planner.world.scenarios.roadside import CONE, nudge
+from rspec_planner.world.scenarios.roadside import CONE, nudge, walk_out
+from rspec_planner.world.scenarios.traffic import merge
 from rspec_planner.world.scene import Paint
 from rspec_planner.world.simulation import Actor, EGO_FRONT, EGO_WIDTH
 
@@ -195,15 +196,7 @@ def cones_and_cut_in(draw: Draw) -> Blueprint:
     cones = gap + draw.uniform(16.0, 20.0)
 
     def populate(stage: Stage, event: bool) -> None:
-        def script(other: Actor, tau: float) -> None:
-            if event and tau >= when:
-                other.indicator = 'right'
-                gone = min(layout.width - 0.9, rate * (tau - when))
-                other.d = layout.width - gone
-                other.drift = -rate / pace if gone < layout.width - 0.9 else 0.0
-        other = stage.add(draw.vehicle, gap, layout.width, rear=True, speed=pace, script=script,
-                          colour=COLOURS[draw.colour])
-        stage.blinker = other
+        other = merge(stage, draw, gap, pace, event, when, rate, 1.0, rest=0.9)
         for i in range(8):
             stage.add('cone', cones + 2.5 * i, -1.85 + min(i, 4) * 0.27, colour=CONE)
         around = nudge(stage, cones + 3.0, cones + 22.0, 0.95)
@@ -240,12 +233,7 @@ def person_and_red(draw: Draw) -> Blueprint:
         stage.cross_road(ahead + 2.0)
         stage.add('traffic_light', ahead, layout.right_edge - 0.85, lamp='red',
                   size=(0.4, 0.4, 3.7))
-
-        def script(walker: Actor, tau: float) -> None:
-            if event and tau >= when:
-                walker.gait, walker.d = 1.8, start - sign * pace * (tau - when)
-        stage.add(PERSONS[person], line + 3.0, start, script=script, colour=clothes,
-                  turned=-sign * math.pi / 2)
+        walk_out(stage, person, line + 3.0, start, event, when, pace, clothes)
         maneuver = stage.stop_before(line - REST)
         if event:
             stage.act(decide('yield', 'person_stepping', person=person, side=side), maneuver,

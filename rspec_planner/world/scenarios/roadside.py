@@ -30,32 +30,46 @@ from rspec_planner.world.scenarios.base import (
     Stage,
     stop_speeds,
 )
+from rspec_planner.world.scene import Colour
 from rspec_planner.world.simulation import Actor, EGO_FRONT, EGO_WIDTH, SIZES
 
 CONE = (250, 96, 20)
 
 
-def _side(draw: Draw) -> tuple[str, str, float]:
+def draw_side(draw: Draw) -> tuple[str, str, float]:
     """Return a side word, the other side, and the sign of d there."""
     side = draw.choice(('left', 'right'))
     return side, 'right' if side == 'left' else 'left', 1.0 if side == 'left' else -1.0
 
 
-def _one_way_if(draw: Draw, left: bool, shoulder: float = 2.8) -> Layout:
+def one_way_if(draw: Draw, left: bool, shoulder: float = 2.8) -> Layout:
     """Return a single lane; without oncoming traffic when its left edge matters."""
     return Layout(width=draw.uniform(3.4, 3.7), oncoming=0 if left else 1, shoulder=shoulder)
 
 
+def walk_out(stage: Stage, word: str, ahead: float, start: float, event: bool, when: float,
+             pace: float, clothes: Colour) -> Actor:
+    """Add somebody at d = `start` who faces the road and, in the event, steps onto it."""
+    sign = math.copysign(1.0, start)
+
+    def script(person: Actor, tau: float) -> None:
+        if event and tau >= when:
+            person.gait = 1.8
+            person.d = start - sign * pace * (tau - when)
+    return stage.add(PERSONS[word], ahead, start, script=script, colour=clothes,
+                     turned=-sign * math.pi / 2)
+
+
 def crosswalk_person(draw: Draw) -> Blueprint:
     """Twin A: somebody steps out onto the crosswalk; twin B: the same person waits."""
-    side, _, sign = _side(draw)
+    side, _, sign = draw_side(draw)
     ahead = draw.uniform(12.0, 25.0)
     low, high = stop_speeds(ahead - 1.4 - EGO_FRONT)
     speed, push = draw.motion(max(low, 1.2), high, creeping=True)
     curvature = draw.bend(speed, push, ahead + 3.0)
     word, clothes = draw.choice(tuple(PERSONS)), draw.choice(CLOTHES)
     when, pace = draw.event_time(gait=True), draw.uniform(1.2, 1.6)
-    layout = _one_way_if(draw, side == 'left', shoulder=0.5)
+    layout = one_way_if(draw, side == 'left', shoulder=0.5)
     start = layout.edge(side) + sign * 0.55
 
     def populate(stage: Stage, event: bool) -> None:
@@ -63,13 +77,7 @@ def crosswalk_person(draw: Draw) -> Blueprint:
                                  layout.left_edge)
         stage.gaps.append((stage.s0 + ahead - 0.4, stage.s0 + ahead + 3.4))
         stage.line = stage.s0 + ahead - 0.6
-
-        def script(person: Actor, tau: float) -> None:
-            if event and tau >= when:
-                person.gait = 1.8
-                person.d = start - sign * pace * (tau - when)
-        person = stage.add(PERSONS[word], ahead + 1.5, start, script=script, colour=clothes,
-                           turned=-sign * math.pi / 2)
+        person = walk_out(stage, word, ahead + 1.5, start, event, when, pace, clothes)
         slots = {'person': word, 'side': side}
         if event:
             away = layout.width / 2 + 0.4
@@ -86,7 +94,7 @@ def crosswalk_person(draw: Draw) -> Blueprint:
 
 def dart_out(draw: Draw) -> Blueprint:
     """Twin A: somebody runs out from behind a parked vehicle; twin B: nobody is there."""
-    side, _, sign = _side(draw)
+    side, _, sign = draw_side(draw)
     length, width, _ = SIZES[draw.vehicle]
     hardest = draw.uniform(3.4, 5.2)
     room = max(7.5 + length - 4.6, draw.uniform(9.0, 17.0))
@@ -96,7 +104,7 @@ def dart_out(draw: Draw) -> Blueprint:
     curvature = draw.bend(speed, push, gap + length)
     word, clothes = draw.choice(tuple(PERSONS)), draw.choice(CLOTHES)
     when, pace = draw.event_time(gait=True), draw.uniform(2.7, 3.4)
-    layout = _one_way_if(draw, side == 'left')
+    layout = one_way_if(draw, side == 'left')
     place = sign * (layout.width / 2 + 0.25 + width / 2)
     start = place - sign * 0.3
 
@@ -163,12 +171,12 @@ def nudge(stage: Stage, first: float, last: float, target: float) -> Maneuver:
 
 def parked(draw: Draw) -> Blueprint:
     """Twin A: a parked vehicle reaches into our lane; twin B: it leaves room."""
-    side, other, sign = _side(draw)
+    side, other, sign = draw_side(draw)
     gap = draw.uniform(14.0 if draw.sign == 0 else 19.0, 30.0)
     speed, push = draw.motion(3.3, min(11.0, (gap - 4.6) / 2.4))
     length, width, _ = SIZES[draw.vehicle]
     curvature = draw.bend(speed, push, gap + length / 2)
-    layout = _one_way_if(draw, side == 'left')
+    layout = one_way_if(draw, side == 'left')
     inner = layout.width / 2 - draw.uniform(1.05, 1.35)
     away = layout.width / 2 + draw.uniform(0.35, 0.6)
     target = -sign * (EGO_WIDTH / 2 + 0.65 - inner)
@@ -189,14 +197,14 @@ def parked(draw: Draw) -> Blueprint:
 
 def construction(draw: Draw) -> Blueprint:
     """Twin A: cones close a part of our lane; twin B: they stand on the shoulder."""
-    side, other, sign = _side(draw)
+    side, other, sign = draw_side(draw)
     gap = draw.uniform(13.0 if draw.sign == 0 else 17.0, 28.0)
     count = draw.choice((7, 8, 9, 10))
     speed, push = draw.motion(3.3, min(11.0, (gap - 2.0) / 2.4))
     if speed > (gap - 2.0) / 2.4:
         raise Rejected('no room for the shift')
     curvature = draw.bend(speed, push, gap + 6.0)
-    layout = _one_way_if(draw, side == 'left')
+    layout = one_way_if(draw, side == 'left')
     inner = draw.uniform(0.7, 0.85)
     target = -sign * (EGO_WIDTH / 2 + 0.8 - inner)
     edge = layout.width / 2

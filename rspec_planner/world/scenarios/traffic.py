@@ -15,7 +15,9 @@
 
 from __future__ import annotations
 
-from rspec_planner.world.expert import Maneuver, quintic, Shift
+from collections.abc import Sequence
+
+from rspec_planner.world.expert import Maneuver, offset_at, quintic, Shift
 from rspec_planner.world.reasoning import decide
 from rspec_planner.world.road import Layout
 from rspec_planner.world.scenarios.base import (
@@ -30,10 +32,27 @@ from rspec_planner.world.scenarios.base import (
 )
 from rspec_planner.world.simulation import Actor, EGO_FRONT, SIZES
 
+DRIVES_ON = 8.0  # seconds after t0, beyond a clip: a leader that braked goes on
+
 
 def _any_layout(draw: Draw) -> Layout:
     return Layout(width=draw.uniform(3.3, 3.7), left=draw.choice((0, 0, 1)),
                   right=draw.choice((0, 0, 1)), oncoming=draw.choice((0, 1, 1)))
+
+
+def lead(stage: Stage, draw: Draw, gap: float, push: float, event: bool, when: float,
+         brake: float, shifts: Sequence[Shift] = ()) -> Actor:
+    """Add a leader that keeps the ego's pace along `shifts` and, in the event, brakes."""
+    def script(vehicle: Actor, tau: float) -> None:
+        vehicle.speed = fixed_speed(stage.speed, push, tau)
+        vehicle.brake = event and tau >= when
+        if vehicle.brake:
+            vehicle.speed = max(0.0, fixed_speed(stage.speed, push, when) - brake * (tau - when))
+        if vehicle.brake and tau >= DRIVES_ON:
+            vehicle.brake, vehicle.speed = False, min(stage.speed, 1.2 * (tau - DRIVES_ON))
+        vehicle.d, vehicle.drift, _ = offset_at(shifts, vehicle.s)
+    return stage.add(draw.vehicle, gap, 0.0, rear=True, script=script, speed=stage.speed,
+                     push=push, colour=COLOURS[draw.colour])
 
 
 def lead_brake(draw: Draw) -> Blueprint:
@@ -46,13 +65,7 @@ def lead_brake(draw: Draw) -> Blueprint:
     layout = _any_layout(draw)
 
     def populate(stage: Stage, event: bool) -> None:
-        def script(lead: Actor, tau: float) -> None:
-            lead.speed = fixed_speed(speed, push, tau)
-            lead.brake = event and tau >= when
-            if lead.brake:
-                lead.speed = max(0.0, fixed_speed(speed, push, when) - brake * (tau - when))
-        stage.add(draw.vehicle, gap, 0.0, rear=True, script=script, speed=speed, push=push,
-                  colour=COLOURS[draw.colour])
+        lead(stage, draw, gap, push, event, when, brake)
         slots = {'colour': draw.colour, 'vehicle': draw.vehicle, 'distance': word}
         key = ('brake', 'lead_braking') if event else ('follow', 'lead_driving')
         maneuver = Maneuver(speed)
@@ -86,6 +99,23 @@ def lead_departs(draw: Draw) -> Blueprint:
                      distractors=('parked', 'cones', 'walker', 'bus'))
 
 
+def merge(stage: Stage, draw: Draw, gap: float, pace: float, event: bool, when: float,
+          rate: float, sign: float, rest: float = 0.0) -> Actor:
+    """Add a vehicle in the next lane (`sign` 1: left); in the event it moves to d = `rest`."""
+    width = stage.layout.width
+
+    def script(other: Actor, tau: float) -> None:
+        if event and tau >= when:
+            other.indicator = 'right' if sign > 0 else 'left'
+            gone = min(width - rest, rate * (tau - when))
+            other.d = sign * (width - gone)
+            # straighten up in time, so that no corner swings beyond the final place
+            other.drift = -sign * min(rate / pace, 2.0 * (width - rest - gone) / other.size[0])
+    stage.blinker = stage.add(draw.vehicle, gap, sign * width, rear=True, speed=pace,
+                              script=script, colour=COLOURS[draw.colour])
+    return stage.blinker
+
+
 def cut_in(draw: Draw) -> Blueprint:
     """Twin A: a vehicle ahead in the next lane signals and moves over; twin B: it stays."""
     side = draw.choice(('left', 'right'))
@@ -98,15 +128,7 @@ def cut_in(draw: Draw) -> Blueprint:
                     right=0 if sign > 0 else 1, oncoming=draw.choice((0, 1)))
 
     def populate(stage: Stage, event: bool) -> None:
-        def script(other: Actor, tau: float) -> None:
-            if event and tau >= when:
-                other.indicator = 'right' if sign > 0 else 'left'
-                gone = rate * (tau - when)
-                other.d = sign * max(0.0, layout.width - gone)
-                other.drift = -sign * rate / pace if gone < layout.width else 0.0
-        other = stage.add(draw.vehicle, gap, sign * layout.width, rear=True, speed=pace,
-                          script=script, colour=COLOURS[draw.colour])
-        stage.blinker = other
+        other = merge(stage, draw, gap, pace, event, when, rate, sign)
         slots = {'colour': draw.colour, 'vehicle': draw.vehicle, 'side': side}
         if event:
             stage.act(decide('slow', 'cutting_in', **slots),
