@@ -215,7 +215,8 @@ def speculation_status(last: CycleResult | None) -> DiagnosticStatus:
     if plan is None:
         return make_status('speculation', OK, 'no plan yet', {'enabled': False})
     stats = plan.reasoning.stats
-    enabled = stats.draft_ms > 0.0
+    # Without a draft the loop still measures a few microseconds between two forwards.
+    enabled = any(count > 1 for count in stats.committed)
     message = 'drafts are verified' if enabled else 'off: the target decodes alone'
     return make_status('speculation', OK, message, {
         'enabled': enabled, 'mean_accepted_length': stats.accepted_length,

@@ -55,7 +55,7 @@ from rspec_planner.diagnostics import (
 from rspec_planner.errors import ConfigurationError, RspecError
 from rspec_planner.inputs import InputWatch
 from rspec_planner.loading import engine_values, load_planner, warm_up
-from rspec_planner.outputs import check_message_set, Outputs
+from rspec_planner.outputs import check_message_set, Outputs, quiet_events
 from rspec_planner.parameter_handler import ParameterHandler
 from rspec_planner.parameters import NODE_NAME, NodeParameters
 from rspec_planner.planner.buffers import ObservationBuffer, SelectionLimits
@@ -109,7 +109,8 @@ class RspecPlanner(LifecycleNode):
         self._logged_errors: set[str] = set()
         self._worker: Worker[int] = self._new_worker()
         self._diagnostics = self.create_publisher(DiagnosticArray, '/diagnostics',
-                                                  QoSProfile(depth=10))
+                                                  QoSProfile(depth=10),
+                                                  event_callbacks=quiet_events())
         # Steady time: under a paused /clock the node must still say what it is waiting for.
         self._beat = self.create_timer(1.0, self._publish_diagnostics,
                                        clock=Clock(clock_type=ClockType.STEADY_TIME))

@@ -151,7 +151,8 @@ class InputSubscriptions:
                    callback: Callable[[Any], None]) -> None:
         name = self._node.resolve_topic_name(topic)
         events = SubscriptionEventCallbacks(
-            incompatible_qos=lambda event: self._on_incompatible(name, event))
+            incompatible_qos=lambda event: self._on_incompatible(name, event),
+            use_default_callbacks=False)
         self._subscriptions.append(self._node.create_subscription(
             kind, topic, callback, qos, event_callbacks=events,
             qos_overriding_options=QoSOverridingOptions.with_default_policies()))
