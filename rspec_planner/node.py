@@ -54,7 +54,7 @@ from rspec_planner.diagnostics import (
 )
 from rspec_planner.errors import ConfigurationError, RspecError
 from rspec_planner.inputs import InputWatch
-from rspec_planner.loading import engine_values, load_planner, warm_up
+from rspec_planner.loading import engine_values, load_live_planner, warm_up
 from rspec_planner.outputs import check_message_set, Outputs, quiet_events
 from rspec_planner.parameter_handler import ParameterHandler
 from rspec_planner.parameters import NODE_NAME, NodeParameters
@@ -94,7 +94,7 @@ class RspecPlanner(LifecycleNode):
     `load` builds the planner from the parameters on the worker's thread; tests give their own.
     """
 
-    def __init__(self, load: Callable[[NodeParameters], Any] = load_planner, *,
+    def __init__(self, load: Callable[[NodeParameters], Any] = load_live_planner, *,
                  arguments: Sequence[str] | None = None, **options: Any) -> None:
         super().__init__(NODE_NAME, namespace='planning', **options)
         self._load = load

@@ -34,6 +34,7 @@ from typing import Any, Protocol
 from rspec_planner.bag_topics import choose_topics, TopicMap, TopicNames
 from rspec_planner.cycle import RateLimit
 from rspec_planner.errors import ConfigurationError, InputError
+from rspec_planner.loading import load_planner
 from rspec_planner.model.config import ProfileConfig
 from rspec_planner.offline_bag import PlanBag
 from rspec_planner.parameters import load_yaml_parameters, NodeParameters, PARAMETER_FILE
@@ -195,17 +196,6 @@ def read_parameters(options: OfflineOptions) -> NodeParameters:
                  'model.seed': options.seed}
     values.update({key: value for key, value in overrides.items() if value not in ('', None)})
     return NodeParameters.from_values(values)
-
-
-def load_planner(parameters: NodeParameters) -> PlannerLike:
-    """Return the planner that the parameters describe."""
-    from rspec_planner.planner.pipeline import Planner
-    model, planning = parameters.model, parameters.planning
-    planner: PlannerLike = Planner.load(
-        model.checkpoint, device=model.device, seed=model.seed,
-        num_samples=planning.num_samples, flow_steps=planning.flow_steps,
-        max_reasoning_tokens=planning.max_reasoning_tokens, use_vision_cache=model.vision_cache)
-    return planner
 
 
 def plan_bag(bag: Path, options: OfflineOptions, *, progress: Progress | None = None,

@@ -250,6 +250,7 @@ class ModelParameters:
     device: str
     seed: int
     vision_cache: bool
+    num_threads: int
 
 
 @dataclass(frozen=True)

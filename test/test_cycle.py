@@ -200,5 +200,3 @@ def test_rate_limit_starts_afresh_after_reset():
     assert not limit.allows(T0 - 5 * 10**9, 10.0)
     limit.reset()
     assert limit.allows(T0 - 5 * 10**9, 10.0)
-
-
