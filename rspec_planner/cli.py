@@ -114,7 +114,7 @@ def monitor(seconds: float, once: bool, echo: bool, namespace: str,
 
 
 @cli.command()
-@click.option('--seconds', type=float, default=40.0, show_default=True)
+@click.option('--seconds', type=float, default=60.0, show_default=True)
 @click.option('--out', type=click.Path(path_type=Path), default=Path('out/demo'),
               show_default=True, help='Folder for bag, summary and pictures; replaced.')
 @click.option('--scenario', multiple=True, metavar='FAMILY',
