@@ -155,8 +155,8 @@ def record_world(out: Path, scenario: Sequence[str], seconds: float, seed: int, 
     OUT ending in .mcap or .db3 is one file, anything else a folder with metadata.yaml.
     """
     from rspec_planner.world.drive import Drive
+    from rspec_planner.world.record import frame_count, RecordOptions
     from rspec_planner.world.record import record_world as record
-    from rspec_planner.world.record import RecordOptions
     from rspec_planner.world.rig import Rig
     options = RecordOptions(encoding=encoding, odometry_hz=odometry_hz, seed=seed,
                             phase_ms=parse_phases(phase_ms), jitter_ms=jitter_ms, drop=drop,
@@ -167,7 +167,7 @@ def record_world(out: Path, scenario: Sequence[str], seconds: float, seed: int, 
         raise ConfigurationError(f"--phase-ms names camera '{unknown[0]}'; use one of "
                                  f'{", ".join(rig.names)}')
     drive = Drive(split_list(scenario), seed, rig=rig)
-    with progress(round(seconds * 10), 'recording') as advance:
+    with progress(frame_count(seconds), 'recording') as advance:
         result = record(out, drive, seconds, options, rig=rig, storage=storage,
                         overwrite=overwrite, progress=advance)
     return {'bag': result.bag, 'messages': result.messages, 'scenarios': result.scenarios,

@@ -37,7 +37,13 @@ from rspec_planner.errors import ConfigurationError, InputError
 from rspec_planner.loading import load_planner
 from rspec_planner.model.config import ProfileConfig
 from rspec_planner.offline_bag import PlanBag
-from rspec_planner.parameters import load_yaml_parameters, NodeParameters, PARAMETER_FILE
+from rspec_planner.parameters import (
+    load_yaml_parameters,
+    NodeParameters,
+    PARAMETER_FILE,
+    raise_problems,
+    value_problems,
+)
 from rspec_planner.planner.buffers import ObservationBuffer, SelectionLimits, Skip
 from rspec_planner.planner.images import decode_compressed, decode_image
 from rspec_planner.planner.observation import Observation
@@ -194,7 +200,9 @@ def read_parameters(options: OfflineOptions) -> NodeParameters:
     values = load_yaml_parameters(options.params or config_path(PARAMETER_FILE))
     overrides = {'model.checkpoint': options.checkpoint, 'model.device': options.device,
                  'model.seed': options.seed}
-    values.update({key: value for key, value in overrides.items() if value not in ('', None)})
+    given = {key: value for key, value in overrides.items() if value not in ('', None)}
+    raise_problems(value_problems(given, 'the command line'))
+    values.update(given)
     return NodeParameters.from_values(values)
 
 
@@ -207,6 +215,8 @@ def plan_bag(bag: Path, options: OfflineOptions, *, progress: Progress | None = 
     Raises InputError when the bag cannot be used or gives no plan at all; no file is left then.
     """
     records = options.records or Path(f'{bag}.plans.jsonl')
+    if records.is_dir():
+        raise ConfigurationError(f'--records {records} is a folder; name a file in it')
     if options.out is not None and options.out.resolve() == bag.resolve():
         raise ConfigurationError(f'--out {options.out} is the input bag; choose another name')
     parameters = read_parameters(options)

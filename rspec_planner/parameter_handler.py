@@ -115,7 +115,7 @@ class ParameterHandler:
         problems = []
         for name, value in overrides.items():
             value = list(value) if not isinstance(value, (bool, int, float, str)) else value
-            problems += value_problems({name: value}, self._source(name))
+            problems += value_problems({name: value}, self._source(name, value))
         for field in schema_fields().values():
             value = overrides.get(field.name)
             value = list(value) if field.type_name.startswith('array') and value else value
@@ -124,14 +124,16 @@ class ParameterHandler:
                                              describe(field))
         return problems
 
-    def _source(self, name: str) -> str:
-        """Return the parameter file that holds a key, or where else it came from."""
+    def _source(self, name: str, value: Any) -> str:
+        """Return the parameter file that gives a key this value, or where else it came from."""
         for path in reversed(self._files):
             try:
-                if name in read_parameter_file(path, node_name=self._node.get_name()):
-                    return str(path)
+                held = read_parameter_file(path, node_name=self._node.get_name())
             except ConfigurationError:
                 continue
+            # repr: 10 and 10.0 differ, and nan is itself
+            if name in held and repr(held[name]) == repr(value):
+                return str(path)
         return 'the command line or launch file'
 
     def _current(self) -> dict[str, Any]:

@@ -166,7 +166,7 @@ def _flatten(tree: Mapping[str, Any], prefix: str = '') -> Iterator[tuple[str, A
             yield f'{prefix}{key}', value
 
 
-def _sections(tree: Mapping[str, Any], path: str = '') -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _sections(tree: Mapping[str, Any], path: str = '') -> Iterator[tuple[str, Any]]:
     """Yield (node name pattern, parameters); namespaces may be nested or joined by slashes."""
     for key, value in tree.items():
         if key == 'ros__parameters':
@@ -196,6 +196,9 @@ def read_parameter_file(path: str | Path, *, node_name: str = NODE_NAME) -> dict
                                  f'section; start from {PARAMETER_FILE}')
     values: dict[str, Any] = {}
     for pattern, body in sections:
+        if not isinstance(body, Mapping):
+            raise ConfigurationError(f"parameter file '{path}': 'ros__parameters' is {body!r}; "
+                                     f'give a mapping of names, as in {PARAMETER_FILE}')
         if pattern.rsplit('/', 1)[-1] in ('**', '*', node_name):
             values.update(_flatten(body))
     return values

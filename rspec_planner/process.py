@@ -30,7 +30,7 @@ from rclpy.node import Node
 from rclpy.utilities import remove_ros_args
 
 from rspec_planner.command_line import check_leftover, ros_arguments, USAGE
-from rspec_planner.errors import RspecError
+from rspec_planner.errors import ConfigurationError, RspecError
 from rspec_planner.transport import apply_fastdds_environment
 
 PROGRAM = 'rspec_planner_node'
@@ -58,7 +58,7 @@ def run_node(make: Callable[[Sequence[str]], Runnable], arguments: Sequence[str]
         return 0
     try:
         full = ros_arguments(given)
-        check_leftover(remove_ros_args(['', *full])[1:])
+        check_leftover(_without_ros_arguments(full))
     except RspecError as error:
         print(f'{PROGRAM}: error: {error}', file=sys.stderr)
         return 2
@@ -66,6 +66,17 @@ def run_node(make: Callable[[Sequence[str]], Runnable], arguments: Sequence[str]
     _limit_spinning()
     rclpy.init(args=[PROGRAM, *full])
     return _spin(make, full)
+
+
+def _without_ros_arguments(full: Sequence[str]) -> list[str]:
+    """Return what rcl does not know; raises ConfigurationError for what it cannot parse."""
+    try:
+        return remove_ros_args(['', *full])[1:]
+    except RuntimeError as error:  # the base of every error of the rclpy extension
+        reason = str(error).split(', at /')[0].split(' Error: ')[0].rstrip('.')
+        reason = reason.removeprefix('Failed to parse ROS arguments: ')
+        raise ConfigurationError(f'ROS arguments cannot be parsed: {reason}; see --help '
+                                 'for the forms') from None
 
 
 def _limit_spinning() -> None:

@@ -144,6 +144,7 @@ def test_folders_need_sound_metadata(tmp_path):
     with pytest.raises(InputError, match='damaged') as caught:
         BagReader(bag).__enter__()
     assert '\n' not in str(caught.value)
+    assert 'sqlite3' not in str(caught.value)  # which cannot open a folder
 
 
 def test_a_bag_without_messages_opens_and_yields_nothing(tmp_path):

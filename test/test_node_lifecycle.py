@@ -167,7 +167,7 @@ def test_camera_ids_must_be_those_of_the_checkpoint(capfd):
     ('planning.rate_hx:=5.0',
      "unknown parameter 'planning.rate_hx' in the command line or launch file; did you mean "
      "'planning.rate_hz'?"),
-    ('planning.rate_hz:=5', "'planning.rate_hz' is the integer 5; write 5.0"),
+    ('planning.rate_hz:=5', "'planning.rate_hz' is the integer 5; write 5.0 (in the command line"),
     ('planning.rate_hz:=500.0', "'planning.rate_hz' is 500.0; give a number (0.1 to 100.0)"),
     ('deadline.on_miss:=stop', "'deadline.on_miss' is 'stop'"),
     ('sync.anchor_camera:=4', "'sync.anchor_camera' 4 is not one of"),
@@ -268,6 +268,8 @@ def test_signals_end_the_process_with_code_0(number):
     (('--help',), 0, 'usage: rspec_planner_node'),
     (('--what',), 2, "argument '--what' is not known"),
     (('--ros-args', '--params-file', '/gone.yaml'), 2, "parameter file '/gone.yaml' cannot be"),
+    (('--ros-args', '--what'), 2, "ROS arguments cannot be parsed: ['--what']; see --help"),
+    (('--ros-args', '-p', 'rate'), 2, "Couldn't parse parameter override rule: '-p rate'"),
     (('--ros-args', '-p', 'planning.rate_hx:=1.0'), 1, "did you mean 'planning.rate_hz'?"),
 ])
 def test_command_line_answers_with_one_line(arguments, code, part):

@@ -190,7 +190,8 @@ def test_ros_parameters_may_stand_beside_ours(tmp_path):
 
 
 @pytest.mark.parametrize('text, part', [
-    ('a: [1', 'is not YAML'), ('', "has no '/**: ros__parameters:'"), ('a: 1', 'has no')])
+    ('a: [1', 'is not YAML'), ('', "has no '/**: ros__parameters:'"), ('a: 1', 'has no'),
+    ('/**:\n  ros__parameters: 7', "'ros__parameters' is 7")])
 def test_file_that_is_no_parameter_file(tmp_path, text, part):
     path = written(tmp_path, text)
     with pytest.raises(ConfigurationError) as caught:

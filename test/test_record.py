@@ -175,7 +175,11 @@ def test_same_arguments_same_bytes(tmp_path):
     ({'drop': 1.0}, 'drop 1'),
     ({'jitter_ms': 20.0}, '60 ms'),
     ({'phase_ms': {'front_wide': 41.0}}, '41 ms'),
+    ({'phase_ms': {'front_wide': 1.0, 'front_tele': math.nan}}, 'nan ms'),
+    ({'jitter_ms': math.nan}, 'nan ms'),
     ({'seconds': 0.0}, 'seconds 0'),
+    ({'seconds': math.nan}, 'seconds nan'),
+    ({'seconds': math.inf}, 'seconds inf'),
 ])
 def test_options_out_of_range_are_named(tmp_path, options, names):
     with pytest.raises(ConfigurationError, match=names):

@@ -64,12 +64,14 @@ def run_demo(*, seconds: float = 60.0, out: str | Path = 'out/demo', seed: int =
     Drive the embedded world through the live node and return the summary of the drive.
 
     Writes drive.mcap, summary.json, logs and pictures below `out`; earlier ones are replaced.
-    Raises ChildError when a process dies or no plan arrives, ConfigurationError for a length out
-    of range.
+    Raises ChildError when a process dies or no plan arrives, ConfigurationError for a length or a
+    number of pictures out of range.
     """
     if not SECONDS[0] <= seconds <= SECONDS[1]:
         raise ConfigurationError(f'seconds {seconds} is out of range; use {SECONDS[0]:.0f} to '
                                  f'{SECONDS[1]:.0f}')
+    if pictures < 0:
+        raise ConfigurationError(f'pictures {pictures} is negative; use 0 or above')
     folder = _clear(Path(out))
     began = time.monotonic()
     run = _Run(folder, seconds, commands or DemoCommands())

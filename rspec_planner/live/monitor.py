@@ -25,6 +25,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 import json
+import math
 import os
 import sys
 import threading
@@ -33,13 +34,15 @@ from typing import Any, TextIO
 
 from diagnostic_msgs.msg import DiagnosticArray
 import numpy as np
+from rclpy.exceptions import InvalidNamespaceException
 from rclpy.node import Node
 from rclpy.qos import qos_profile_sensor_data, QoSProfile
+from rclpy.validate_namespace import validate_namespace
 from rosgraph_msgs.msg import Clock
 from std_msgs.msg import Float64, String
 from trajectory_msgs.msg import MultiDOFJointTrajectory
 
-from rspec_planner.errors import InputError, RspecError
+from rspec_planner.errors import ConfigurationError, InputError, RspecError
 from rspec_planner.live.session import ros_node, stop_on_signals
 from rspec_planner.planner.timing import LatencyWindow
 from rspec_planner.ros_conversions import stamp_to_ns
@@ -214,8 +217,13 @@ def run_monitor(*, seconds: float = 0.0, once: bool = False, echo: bool = False,
     Show a planner until Ctrl-C (or for `seconds`, or with `once` until the first plan).
 
     `stream` is where the view goes (None: nowhere); `echo` writes one line per plan instead.
-    Returns the last snapshot. Raises InputError when `once` sees no plan in time.
+    Returns the last snapshot. Raises InputError when `once` sees no plan in time,
+    ConfigurationError for a time or namespace that cannot be.
     """
+    if not 0.0 <= seconds < math.inf:
+        raise ConfigurationError(f'seconds {seconds:g} is out of range; use 0 (until Ctrl-C) or '
+                                 'above')
+    _check_namespace(namespace)
     began = shown = time.monotonic()
     with stop_on_signals() as stopped, ros_node('rspec_monitor') as (node, executor):
         monitor = PlanMonitor(node, namespace)
@@ -242,6 +250,15 @@ def run_monitor(*, seconds: float = 0.0, once: bool = False, echo: bool = False,
     if once and stream is not None and not echo:
         print('\n'.join(view(state)), file=stream, flush=True)
     return state
+
+
+def _check_namespace(namespace: str) -> None:
+    """Raise ConfigurationError for a name that no node can have."""
+    try:
+        validate_namespace(namespace)
+    except InvalidNamespaceException as error:
+        reason = str(error).splitlines()[0].rstrip(':')
+        raise ConfigurationError(f"'{namespace}': {reason}; give it like {NAMESPACE}") from None
 
 
 def _refresh(stream: TextIO, lines: list[str]) -> None:

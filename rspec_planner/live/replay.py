@@ -115,7 +115,8 @@ def run_replay(bag: str | Path, rate: float = 1.0, loop: bool = False, *,
     began = time.monotonic()
     with (BagReader(Path(bag)) as reader, stop_on_signals() as stopped,
           ros_node('rspec_replay') as (node, _),
-          tqdm(total=None if loop else reader.message_count, unit='msg', disable=not progress,
+          tqdm(total=None if loop else reader.message_count, unit='msg',
+               disable=None if progress else True,  # None: only on a terminal
                desc=f'replay {Path(bag).name}', file=sys.stderr) as bar):
         replayer = Replayer(node, reader, stopped)
         if reader.message_count == 0 or len(replayer.skipped) == len(reader.topics):

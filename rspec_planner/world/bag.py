@@ -269,6 +269,10 @@ def _check_path(path: Path) -> None:
 def _damaged(path: Path, error: Exception) -> InputError:
     """Return the error of a bag that the libraries cannot read, in one line."""
     reason = ' '.join(str(error).split()) or type(error).__name__
-    remedy = f'mcap recover {path.name} -o fixed.mcap' if path.suffix == '.mcap' else \
-        f"sqlite3 {path.name} '.recover' (or record it again)"
-    return InputError(f'bag {path} is truncated or damaged ({reason}); recover it with: {remedy}')
+    if path.suffix == '.mcap':
+        remedy = f'recover it with: mcap recover {path.name} -o fixed.mcap'
+    elif path.suffix == '.db3':
+        remedy = f'recover it with: sqlite3 {path.name} .recover | sqlite3 fixed.db3'
+    else:
+        remedy = 'record it again, or recover the files in it one by one'
+    return InputError(f'bag {path} is truncated or damaged ({reason}); {remedy}')

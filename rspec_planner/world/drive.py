@@ -84,8 +84,10 @@ class Drive:
         """
         Plan a route that repeats `families` (all of `CATALOGUE` if empty).
 
-        Raises ConfigurationError if one is unknown.
+        Raises ConfigurationError if one is unknown or the seed is negative.
         """
+        if seed < 0:
+            raise ConfigurationError(f'seed {seed} is negative; use 0 or above')
         known = (*CATALOGUE, *TRAINED_DOUBLES, *OFF_SHELF, *DOUBLES)
         self._families = tuple(families) or tuple(CATALOGUE)
         for family in self._families:

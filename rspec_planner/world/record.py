@@ -49,6 +49,7 @@ ENCODINGS = ('jpeg', 'png', 'raw')
 FRAME_NS = 100_000_000
 #: a camera may be early or late by less than half a frame, or frames would change order
 MAX_OFFSET_MS = 40.0
+MAX_SECONDS = 86_400.0
 
 
 class EgoState(MovingEgo, Protocol):
@@ -106,11 +107,12 @@ class RecordOptions:
                                      'use 10 to 1000')
         if not 0.0 <= self.drop < 1.0:
             raise ConfigurationError(f'drop {self.drop:g} is not a share; use 0 to below 1')
-        latest = max([abs(v) for v in self.phase_ms.values()], default=0.0) + 3 * self.jitter_ms
-        if self.jitter_ms < 0.0 or latest > MAX_OFFSET_MS:
-            raise ConfigurationError(
-                f'phase plus three times jitter reaches {latest:g} ms; stay within '
-                f'0 to {MAX_OFFSET_MS:g} ms')
+        for phase in (0.0, *self.phase_ms.values()):
+            latest = abs(phase) + 3 * self.jitter_ms
+            if not (self.jitter_ms >= 0.0 and latest <= MAX_OFFSET_MS):  # also refuses nan
+                raise ConfigurationError(
+                    f'phase plus three times jitter reaches {latest:g} ms; stay within '
+                    f'0 to {MAX_OFFSET_MS:g} ms')
 
 
 @dataclass(frozen=True)
@@ -132,6 +134,14 @@ def camera_frame(camera: str) -> str:
     return f'{camera}_optical'
 
 
+def frame_count(seconds: float) -> int:
+    """Return how many frames a drive has; raises ConfigurationError for an impossible length."""
+    if not 0.1 <= seconds <= MAX_SECONDS:
+        raise ConfigurationError(f'seconds {seconds:g} is out of range; use 0.1 to '
+                                 f'{MAX_SECONDS:g}')
+    return round(seconds * 10.0)
+
+
 def record_world(path: Path, drive: Drive, seconds: float, options: RecordOptions, *,
                  rig: Rig | None = None, storage: str = '', overwrite: bool = False,
                  progress: Callable[[], object] | None = None) -> Recording:
@@ -140,8 +150,7 @@ def record_world(path: Path, drive: Drive, seconds: float, options: RecordOption
 
     `progress` is called once per frame. Raises InputError when the bag cannot be written.
     """
-    if not seconds >= 0.1:
-        raise ConfigurationError(f'seconds {seconds:g} is too short; use at least 0.1')
+    frames = frame_count(seconds)
     scene = _Messages(rig or Rig(), options)
     families: list[str] = []
     with BagWriter(path, storage=storage, overwrite=overwrite) as bag:
@@ -150,7 +159,6 @@ def record_world(path: Path, drive: Drive, seconds: float, options: RecordOption
         bag.write('/tf_static', options.start_ns, scene.mounting())
         waiting: list[tuple[int, int, str, Any]] = []  # heap by log time, then by arrival
         count = 0
-        frames = round(seconds * 10.0)
         for index in range(frames):
             frame = drive.frame()
             if frame.family and frame.family not in families:
