@@ -103,7 +103,8 @@ def _split_section(name: str, report: Mapping[str, Any]) -> str:
 
 def _brief_table(title: str, groups: Mapping[str, Mapping[str, float]]) -> str:
     rows = [[name.replace('_', ' '), f'{g["clips"]:.0f}', f'{100 * g["decision_accuracy"]:.1f} %',
-             f'{100 * g["pair_accuracy"]:.1f} %', f'{g["min_ade_m"]:.2f} m',
+             f'{100 * g["pair_accuracy"]:.1f} %' if 'pair_accuracy' in g else '–',
+             f'{g["min_ade_m"]:.2f} m',
              f'{g["constant_velocity_m"]:.2f} m', f'{g["black_m"]:.2f} m']
             for name, g in groups.items()]
     return table([title, 'clips', 'decision', 'pairs', 'minADE₁', 'constant velocity',

@@ -130,12 +130,17 @@ def summary_of(scores: list[ClipScore], sight: str) -> dict[str, Any]:
 
 
 def brief_of(scores: list[ClipScore]) -> dict[str, float]:
-    """Return the few numbers that a table row of a family, part or half shows."""
+    """
+    Return the few numbers that a table row of a family, part or half shows.
+
+    A group without whole pairs, such as the event half, has no `pair_accuracy`.
+    """
     answers = [score.answers['camera'] for score in scores]
+    pairs = _pairs(scores, 'camera')
     return {
         'clips': len(scores),
         'decision_accuracy': _rate(a.right for a in answers)['value'],
-        'pair_accuracy': _pairs(scores, 'camera')['value'],
+        **({'pair_accuracy': pairs['value']} if pairs['n'] else {}),
         'min_ade_m': bootstrap_mean(np.array([a.ade_m for a in answers])).to_dict()['value'],
         'constant_velocity_m': round(float(np.mean([s.constant_velocity_m for s in scores])), 5),
         'black_m': round(float(np.mean([s.answers['black'].ade_m for s in scores])), 5),
