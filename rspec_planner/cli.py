@@ -118,8 +118,9 @@ def monitor(seconds: float, once: bool, echo: bool, namespace: str,
 @click.option('--out', type=click.Path(path_type=Path), default=Path('out/demo'),
               show_default=True, help='Folder for bag, summary and pictures; replaced.')
 @click.option('--scenario', multiple=True, metavar='FAMILY',
-              help='Scenario family; repeat or separate by commas. Default: all.')
-@click.option('--seed', type=int, default=0, show_default=True)
+              default=('crosswalk', 'parked', 'red_light', 'cut_in'), show_default=True,
+              help='Scenario family; repeat or separate by commas.')
+@click.option('--seed', type=int, default=5, show_default=True)
 @click.option('--pictures', type=int, default=12, show_default=True)
 @reports()
 def demo(seconds: float, out: Path, scenario: Sequence[str], seed: int,
