@@ -196,9 +196,9 @@ def tiny(tokens: TokenIds, vocab_size: int) -> ProfileConfig:
     """
     Return the embedded profile: about 6.5 M parameters, 1,152 visual tokens of about 1,270.
 
-    Sizes are chosen so that a whole frame fits 150 ms on two CPU cores. With a tower of width
-    160 and eight query heads the same frame took 192 ms there (Xeon, 280 GFLOP/s in fp32), a
-    third of it in the softmax of the attention, whose cost follows the number of heads.
+    Sizes are chosen for a whole frame of about 150 ms on two CPU cores (134 to 173 ms measured
+    there). With a tower of width 160 and eight query heads it took 192 ms on the same cores; the
+    softmax of the attention, whose cost follows the number of heads, was the largest part.
     """
     text = TextConfig(vocab_size=vocab_size, hidden_size=256, num_layers=4, num_heads=4,
                       num_kv_heads=2, head_dim=32, intermediate_size=640,
