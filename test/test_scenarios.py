@@ -31,13 +31,14 @@ from rspec_planner.world.scenarios import (
 from rspec_planner.world.scenarios.base import Draw, held_out, Rejected, stop_speeds
 from rspec_planner.world.splits import seed_of
 
-EVERY = [*CATALOGUE, *TRAINED_DOUBLES, *OFF_SHELF, *DOUBLES]
+EVERY = [*FAMILIES, *OFF_SHELF, *DOUBLES]
 #: families whose causal fact switches at t_event; before it the twins look the same
 SWITCHING = {'lead_brake', 'lead_departs', 'red_light', 'light_change', 'crosswalk', 'dart_out',
              'cut_in', 'bus_stop', 'emergency', 'cones_and_cut_in', 'person_and_red',
              *TRAINED_DOUBLES}
 #: a first step takes longer to see, so that some of these switch before the oldest frame
-STEPPING = {'dart_out', 'crosswalk', 'person_and_red', 'person_and_sign', 'person_and_green'}
+STEPPING = {'dart_out', 'crosswalk', 'person_and_red', 'person_and_sign', 'person_and_green',
+            'parked_and_person'}
 PAIRS = 25
 
 
@@ -119,6 +120,8 @@ def test_what_is_said_is_driven(family):
 def test_the_more_urgent_of_two_causes_decides():
     urgent = {'person_and_sign': 'person_stepping', 'person_and_green': 'person_stepping',
               'parked_and_cut_in': 'cutting_in', 'cones_and_lead_brake': 'lead_braking',
+              'cyclist_and_cut_in': 'cutting_in', 'green_and_lead_brake': 'lead_braking',
+              'parked_and_person': 'person_stepping',
               'cones_and_cut_in': 'cutting_in', 'person_and_red': 'person_stepping'}
     assert set(urgent) == {*TRAINED_DOUBLES, *DOUBLES}
     taught = set()
@@ -188,3 +191,28 @@ def test_stop_speeds_bracket_a_comfortable_stop():
     assert high ** 2 / 40.0 == pytest.approx(3.2)
     with pytest.raises(Rejected):
         stop_speeds(60.0)
+
+
+def test_the_free_road_is_free():
+    far = set()
+    for pair in pairs('free_road', 120, 'train'):
+        stage, ego = pair.twin.stage, pair.twin.states[15]
+        leader, = [a for a in pair.event.stage.actors if a.agent_id >= 700]
+        assert leader.d == 0.0 and not leader.brake
+        state = leader.state()
+        assert state not in [a.state() for a in stage.actors]
+        for agent in pair.twin.scenes[-1].agents:
+            ahead = float(np.hypot(agent.x - ego.x, agent.y - ego.y))
+            s, d, _ = stage.road.project(agent.x, agent.y, stage.s0 + ahead)
+            front = s + agent.length / 2 - stage.s0
+            if agent.kind in ('traffic_light', 'stop_sign', 'cone', 'dog', 'cyclist'):
+                assert front < 4.0 or front > 68.0
+            if abs(d) < stage.layout.width / 2 and front > 1.0:
+                assert front > 70.0  # nobody in our lane whom a clip speaks about
+            if front > 70.0:
+                far.add(agent.kind)
+        speeds = [e.speed for e in pair.twin.states[15:]]
+        assert min(speeds) > speeds[0] - 0.1
+        headings = [stage.road.pose(stage.s0 + x)[2] for x in range(3, 100)]
+        assert np.ptp(headings) < 1e-9
+    assert far >= {'traffic_light', 'stop_sign', 'cone', 'cyclist', 'bus'}

@@ -13,6 +13,7 @@
 # limitations under the License.
 """Splits: exact counts, twins side by side, seeds that never meet."""
 
+import numpy as np
 import pytest
 
 from rspec_planner.errors import ConfigurationError
@@ -75,3 +76,10 @@ def test_unknown_split_is_named():
         split_specs('dev')
     with pytest.raises(ConfigurationError, match='too small'):
         split_specs('val', 0)
+
+
+def test_the_free_road_comes_about_twice_as_often_and_evenly():
+    places = [i for i in range(2400) if extra_spec(2 * i).family == 'free_road']
+    others = [i for i in range(2400) if extra_spec(2 * i).family == 'parked']
+    assert 2.0 <= len(places) / len(others) <= 2.5
+    assert 4 < np.diff(places).min() and np.diff(places).max() < 24

@@ -36,7 +36,7 @@ from rspec_planner.world.reasoning import write
 from rspec_planner.world.renderer import Renderer
 from rspec_planner.world.rig import Rig
 from rspec_planner.world.route import build_leg, LEAD_TIME, leave, LEAVING, Leg, returning
-from rspec_planner.world.scenarios import CATALOGUE, DAY_ONLY, DOUBLES, OFF_SHELF, TRAINED_DOUBLES
+from rspec_planner.world.scenarios import CATALOGUE, DAY_ONLY, DOUBLES, FAMILIES, OFF_SHELF
 from rspec_planner.world.scene import AgentState, Paint, Scene, Weather
 from rspec_planner.world.simulation import DT, EgoState
 
@@ -88,7 +88,7 @@ class Drive:
         """
         if seed < 0:
             raise ConfigurationError(f'seed {seed} is negative; use 0 or above')
-        known = (*CATALOGUE, *TRAINED_DOUBLES, *OFF_SHELF, *DOUBLES)
+        known = (*FAMILIES, *OFF_SHELF, *DOUBLES)
         self._families = tuple(families) or tuple(CATALOGUE)
         for family in self._families:
             if family not in known:

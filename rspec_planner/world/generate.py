@@ -122,6 +122,8 @@ def build_stage(blueprint: Blueprint, event: bool) -> tuple[Stage, list[Paint]]:
     path = Path(blueprint.turn()) if blueprint.turn else road
     stage = Stage(road, path, BEHIND, blueprint.layout, blueprint.speed)
     blueprint.populate(stage, event)
+    if blueprint.horizon is not None:
+        blueprint.horizon(stage)
     surround(stage, blueprint.draw, blueprint, -8.0, 105.0)
     return stage, stage.paints(BEHIND - 45.0, BEHIND + AHEAD - 2.0)
 

@@ -30,9 +30,9 @@ SIZES = {'train': 11_655, 'val': 300, 'on-shelf': 200, 'off-shelf': 290}
 SPLITS = tuple(SIZES)
 #: clips of each off-shelf part, in order
 OFF_SHELF_PARTS = {'combination': 80, 'double': 60, 'family': 70, 'rig': 80}
-#: people are the hardest to see, so their families come more often
+#: people are the hardest to see, and the free road lasts longest: these come more often
 _WEIGHTS = {'crosswalk': 5, 'dart_out': 4, 'right_turn': 5, 'person_and_sign': 5,
-            'person_and_green': 5}
+            'person_and_green': 5, 'parked_and_person': 5, 'free_road': 9}
 _USUAL_WEIGHT = 4
 
 
@@ -43,11 +43,12 @@ def seed_of(spec: ClipSpec) -> int:
 
 
 def _cycle(families: tuple[str, ...]) -> list[str]:
-    """Return the families in a repeating order that honours their weights."""
-    order = []
-    for turn in range(max(_WEIGHTS.values())):
-        order += [f for f in families if turn < _WEIGHTS.get(f, _USUAL_WEIGHT)]
-    return order
+    """Return the families in a repeating order, each as often as its weight, evenly spread."""
+    turns = []
+    for rank, family in enumerate(families):
+        weight = _WEIGHTS.get(family, _USUAL_WEIGHT)
+        turns += [((turn + rank / len(families)) / weight, family) for turn in range(weight)]
+    return [family for _, family in sorted(turns, key=lambda item: item[0])]
 
 
 def _pairs(split: str, families: tuple[str, ...], clips: int, variant: str = ''

@@ -14,9 +14,9 @@
 """
 The scenario catalogue: every family by its name.
 
-A family is a function Draw -> Blueprint. `FAMILIES` are trained: those of `CATALOGUE` and, with
-two causes at once, of `TRAINED_DOUBLES`. Those of `OFF_SHELF` and `DOUBLES` (other pairs of
-causes) only occur in the off-shelf test.
+A family is a function Draw -> Blueprint. `FAMILIES` are trained: those of `CATALOGUE`, of
+`TRAINED_DOUBLES` (two causes at once) and the `FREE_ROAD` between situations. Those of `OFF_SHELF`
+and `DOUBLES` (other pairs of causes) only occur in the off-shelf test.
 """
 
 from __future__ import annotations
@@ -24,7 +24,15 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from rspec_planner.errors import ConfigurationError
-from rspec_planner.world.scenarios import doubles, junctions, offshelf, roadside, traffic
+from rspec_planner.world.scenarios import (
+    doubles,
+    doubles_more,
+    free,
+    junctions,
+    offshelf,
+    roadside,
+    traffic,
+)
 from rspec_planner.world.scenarios.base import Blueprint, DAY_ONLY, Draw, Rejected, Stage, STRAIGHT
 
 Family = Callable[[Draw], Blueprint]
@@ -53,8 +61,13 @@ TRAINED_DOUBLES: dict[str, Family] = {
     'person_and_green': doubles.person_and_green,
     'parked_and_cut_in': doubles.parked_and_cut_in,
     'cones_and_lead_brake': doubles.cones_and_lead_brake,
+    'cyclist_and_cut_in': doubles_more.cyclist_and_cut_in,
+    'green_and_lead_brake': doubles_more.green_and_lead_brake,
+    'parked_and_person': doubles_more.parked_and_person,
 }
-FAMILIES = (*CATALOGUE, *TRAINED_DOUBLES)
+#: what lies between two situations; a drive shows it without asking for it
+FREE_ROAD: dict[str, Family] = {'free_road': free.free_road}
+FAMILIES = (*CATALOGUE, *TRAINED_DOUBLES, *FREE_ROAD)
 OFF_SHELF: dict[str, Family] = {
     'emergency': offshelf.emergency,
     'level_crossing': offshelf.level_crossing,
@@ -67,7 +80,7 @@ DOUBLES: dict[str, Family] = {
     'person_and_red': offshelf.person_and_red,
 }
 __all__ = ['Blueprint', 'CATALOGUE', 'DAY_ONLY', 'DOUBLES', 'Draw', 'draw_blueprint', 'FAMILIES',
-           'Family', 'OFF_SHELF', 'Rejected', 'Stage', 'STRAIGHT', 'TRAINED_DOUBLES']
+           'Family', 'FREE_ROAD', 'OFF_SHELF', 'Rejected', 'Stage', 'STRAIGHT', 'TRAINED_DOUBLES']
 
 
 def draw_blueprint(name: str, seed: int, attempt: int, want_held_out: bool = False) -> Blueprint:
@@ -76,7 +89,7 @@ def draw_blueprint(name: str, seed: int, attempt: int, want_held_out: bool = Fal
 
     Raises ConfigurationError for an unknown family and Rejected when its numbers do not fit.
     """
-    known = {**CATALOGUE, **TRAINED_DOUBLES, **OFF_SHELF, **DOUBLES}
+    known = {**CATALOGUE, **TRAINED_DOUBLES, **FREE_ROAD, **OFF_SHELF, **DOUBLES}
     family = known.get(name)
     if family is None:
         raise ConfigurationError(f'family {name!r} is unknown; use one of '

@@ -279,6 +279,8 @@ class Blueprint:
     turn: Callable[[], list[tuple[float, float]]] | None = None  # the ego's own way
     oncoming: bool = True  # harmless oncoming traffic may pass
     distractors: tuple[str, ...] = ()
+    #: adds what a clip shows far away; a drive shows its next scenario there
+    horizon: Callable[[Stage], None] | None = None
     navigation: str = ''
 
     def road(self, event: bool) -> Path:

@@ -41,7 +41,7 @@ def _any_layout(draw: Draw) -> Layout:
 
 
 def lead(stage: Stage, draw: Draw, gap: float, push: float, event: bool, when: float,
-         brake: float, shifts: Sequence[Shift] = ()) -> Actor:
+         brake: float, shifts: Sequence[Shift] = (), late: bool = False) -> Actor:
     """Add a leader that keeps the ego's pace along `shifts` and, in the event, brakes."""
     def script(vehicle: Actor, tau: float) -> None:
         vehicle.speed = fixed_speed(stage.speed, push, tau)
@@ -51,8 +51,8 @@ def lead(stage: Stage, draw: Draw, gap: float, push: float, event: bool, when: f
         if vehicle.brake and tau >= DRIVES_ON:
             vehicle.brake, vehicle.speed = False, min(stage.speed, 1.2 * (tau - DRIVES_ON))
         vehicle.d, vehicle.drift, _ = offset_at(shifts, vehicle.s)
-    return stage.add(draw.vehicle, gap, 0.0, rear=True, script=script, speed=stage.speed,
-                     push=push, colour=COLOURS[draw.colour])
+    return stage.add(draw.vehicle, gap, 0.0, rear=True, late=late, script=script,
+                     speed=stage.speed, push=push, colour=COLOURS[draw.colour])
 
 
 def lead_brake(draw: Draw) -> Blueprint:
