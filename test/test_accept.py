@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 import pytest
 
-from rspec_planner.decode.accept import accept
+from rspec_planner.decode.accept import accept, apply_follow
 
 STOP = {9}
 
@@ -37,6 +37,28 @@ def test_cases(block, best, committed, stopped):
     taken = accept(block, best, STOP, limit=100)
     assert taken.committed == committed
     assert taken.stopped is stopped
+
+
+@pytest.mark.parametrize(('block', 'best', 'limit', 'matched'), [
+    ([1], [2], 9, 0),
+    ([1, 2, 3, 4], [2, 3, 4, 5], 9, 3),  # the bonus is no proposal
+    ([1, 2, 8, 4], [2, 3, 4, 5], 9, 1),
+    ([1, 7, 3, 4], [2, 3, 4, 5], 9, 0),
+    ([1, 2, 9, 4], [2, 9, 4, 5], 9, 2),  # a proposed stop: its row is written
+    ([1, 2, 8, 4], [2, 9, 4, 5], 9, 1),  # a stop as bonus: it is not
+    ([1, 2, 3, 4], [2, 3, 4, 5], 2, 2),  # the limit falls on a proposal
+    ([1, 2, 8, 4], [2, 3, 4, 5], 2, 1),  # the limit falls on the bonus
+])
+def test_matched_counts_the_proposals_among_the_committed(block, best, limit, matched):
+    assert accept(block, best, STOP, limit).matched == matched
+
+
+def test_follow_dictates_what_stands_behind_a_token():
+    assert apply_follow([1, 5, 6, 7], {5: 9}) == [1, 5, 9, 7]
+    assert apply_follow([5, 6, 7], {5: 9}) == [5, 9, 7]  # the anchor counts
+    assert apply_follow([1, 6, 5], {5: 9}) == [1, 6, 5]
+    assert apply_follow([1, 5, 6, 6], {5: 8, 8: 9}) == [1, 5, 8, 9]
+    assert apply_follow([5], {5: 9}) == [5]
 
 
 def test_limit_cuts_the_block():
@@ -63,3 +85,4 @@ def test_against_the_definition(best, data):
     taken = accept(block, best, STOP, limit=100)
     assert list(taken.committed) == expected
     assert taken.stopped == (9 in expected)
+    assert taken.matched == min(m, len(expected))

@@ -30,6 +30,7 @@ from rspec_planner.engine.torch_executor import (
 from rspec_planner.model.config import CameraConfig, tiny
 from rspec_planner.model.image import patchify
 from rspec_planner.model.rope import flat_cos_sin, mrope_cos_sin
+from rspec_planner.model.taps import TapBuffer
 from rspec_planner.model.target import Target
 from rspec_planner.model.text import KVCache, place_visual
 from rspec_planner.planner.prompt import build_prompt
@@ -167,6 +168,39 @@ def test_verify_rows_equal_single_steps(target, cache):
         single.enqueue()
         assert single.outputs['best'][0] == wide.outputs['best'][k]
     assert torch.allclose(cache.keys[:, :, :, :end], expected, atol=1e-5)
+
+
+def test_logits_are_those_of_the_head_where_allowed(target, cache):
+    """Ids on both sides of the forbidden range are compared, each with its own row."""
+    tokens = replace(PROFILE.tokens, forbidden_start=20, forbidden_end=40)
+    gapped = Target(replace(PROFILE, tokens=tokens)).eval().requires_grad_(False)
+    gapped.load_state_dict(target.state_dict())
+    gapped.text.embed_tokens.weight.normal_()
+    verify = verify_executor(gapped, cache, 40)
+    verify.inputs['ids'].copy_(torch.arange(40) * 7 % 300)
+    verify.enqueue()
+    with torch.inference_mode():
+        cos, sin = flat_cos_sin(torch.arange(40), PROFILE.text.head_dim, PROFILE.text.rope_theta)
+        hidden = gapped.text(gapped.text.embed(verify.inputs['ids'][None]), cos, sin)
+        want = gapped.text.logits(hidden[0])
+    want = want.index_fill(1, torch.arange(20, 40), -torch.inf)
+    torch.testing.assert_close(verify.outputs['logits'], want, rtol=0, atol=1e-5)
+    assert torch.equal(verify.outputs['best'], want.argmax(-1))
+    assert (verify.outputs['best'] < 20).any() and (verify.outputs['best'] >= 40).any()
+
+
+def test_verify_taps_are_those_of_the_layers(target, cache):
+    taps = TapBuffer((1, 3), 1, CAPACITY, PROFILE.text.hidden_size)
+    ids = torch.arange(12)
+    with torch.inference_mode():
+        cos, sin = flat_cos_sin(torch.arange(12), PROFILE.text.head_dim, PROFILE.text.rope_theta)
+        _, want = target.text(target.text.embed(ids[None]), cos, sin, taps=(1, 3))
+    for start, width in ((0, 5), (5, 7)):
+        verify = verify_executor(target, cache, width, taps)
+        verify.inputs['ids'].copy_(ids[start:start + width])
+        verify.inputs['start'].fill_(start)
+        verify.enqueue()
+    torch.testing.assert_close(taps.rows[:, :, :12], torch.stack(want), rtol=0, atol=1e-5)
 
 
 def test_forbidden_ids_never_win(target, cache):

@@ -51,8 +51,8 @@ def drafting(proposals_at, prompt_length, width):
     def body(inputs, outputs):
         wanted = proposals_at(int(inputs['start']) - prompt_length)
         outputs['proposals'].copy_(torch.tensor(wanted))
-    return TorchExecutor(body, {'anchor': torch.zeros(1, dtype=torch.int64),
-                                'start': torch.zeros(1, dtype=torch.int64)},
+    return TorchExecutor(body, {name: torch.zeros(1, dtype=torch.int64)
+                                for name in ('start', 'since', 'length')},
                          {'proposals': torch.zeros(width - 1, dtype=torch.int64)})
 
 
@@ -197,29 +197,106 @@ def test_stale_rows_are_never_read():
     assert texts[0] == texts[1]
 
 
-@pytest.mark.parametrize('stopped', [True, False])
-def test_close_writes_the_end_token_into_the_cache(stopped):
-    target = random_target(1)
-    end = PROFILE.tokens.traj_future_start
-    prompt = torch.randint(0, PROFILE.tokens.forbidden_start, (11,))
+def run(target, prompt, count, width=1, propose=None, **options):
+    """Prefill and decode; return cache, verify, state and stats."""
     cache, first = prefilled(target, prompt)
     state = DecodeState(cache.capacity)
-    verify = verify_executor(target, cache, 1)
-    state.start(prompt, first, ())
-    decode(verify, state, (), 3)
-    generated = state.generated
-    if stopped:  # as if the target had said the end token itself
-        verify.inputs['ids'][0], verify.inputs['start'][0] = state.anchor, state.p
-        verify.enqueue()
-        state.commit((end,), True)
-    length = close(verify, state, end)
-    whole = torch.tensor([*prompt.tolist(), *generated, end])
-    assert length == len(whole)
+    stops = options.pop('stops', ())
+    state.start(prompt, first, stops)
+    verify = verify_executor(target, cache, width)
+    draft = drafting(propose, len(prompt), width) if propose else None
+    stats = decode(verify, state, stops, count, draft, **options)
+    return cache, verify, state, stats
+
+
+def assert_context(target, cache, ids):
+    """The cache rows of `ids` are those of one wide pass over them."""
     reference = KVCache(PROFILE.text, 1, 96)
-    everything = verify_executor(target, reference, length)
-    everything.inputs['ids'].copy_(whole)
+    everything = verify_executor(target, reference, len(ids))
+    everything.inputs['ids'].copy_(torch.tensor(ids))
     everything.enqueue()
-    assert torch.allclose(cache.keys[:, :, :, :length], reference.keys[:, :, :, :length],
-                          atol=1e-5)
-    assert torch.allclose(cache.values[:, :, :, :length], reference.values[:, :, :, :length],
-                          atol=1e-5)
+    for mine, want in ((cache.keys, reference.keys), (cache.values, reference.values)):
+        torch.testing.assert_close(mine[:, :, :, :len(ids)], want[:, :, :, :len(ids)],
+                                   rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(('width', 'forwards'), [(1, 2), (4, 1)])
+def test_close_appends_the_end_token_to_an_exhausted_budget(width, forwards):
+    target, end = random_target(1), PROFILE.tokens.traj_future_start
+    prompt = torch.randint(0, PROFILE.tokens.forbidden_start, (11,))
+    draft = (lambda index: [0] * (width - 1)) if width > 1 else None
+    cache, verify, state, _ = run(target, prompt, 3, width, draft)
+    generated = state.generated
+    assert close(verify, state, end) == (15, forwards)
+    assert_context(target, cache, [*prompt.tolist(), *generated, end])
+
+
+@pytest.mark.parametrize('width', [1, 4])
+def test_close_writes_the_row_of_a_stop_that_came_as_bonus(width):
+    target = random_target(1)
+    prompt = torch.randint(0, PROFILE.tokens.forbidden_start, (11,))
+    text = naive_greedy(target, prompt, 0, 4)
+    draft = (lambda index: [0] * (width - 1)) if width > 1 else None
+    cache, verify, state, _ = run(target, prompt, 9, width, draft, stops=(text[3],))
+    assert state.done and not state.closed
+    assert close(verify, state, text[3]) == (11 + len(state.generated), 1)
+    assert close(verify, state, text[3])[1] == 0  # nothing is left to do
+    assert_context(target, cache, [*prompt.tolist(), *state.generated])
+
+
+def test_a_stop_behind_its_herald_rides_along():
+    """Following {herald: stop} the verify that accepts the herald also writes the stop's row."""
+    target = random_target(2)
+    prompt = torch.randint(0, PROFILE.tokens.forbidden_start, (13,))
+    text = naive_greedy(target, prompt, 0, 12)
+    at = next(i for i in range(2, 11)
+              if text[i] not in text[:i] and text[i + 1] not in text[:i + 1])
+    herald, stop = text[at:at + 2]
+
+    def propose(index):  # right up to the herald, wrong behind it
+        return [text[k] if k <= at else 0 for k in range(index + 1, index + 6)]
+
+    outcomes = {}
+    for name, follow in (('plain', {}), ('follow', {herald: stop})):
+        cache, verify, state, stats = run(target, prompt, 12, 6, propose, stops=(stop,),
+                                          follow=follow)
+        assert state.generated == text[:at + 2]
+        closed = state.closed
+        length, forwards = close(verify, state, stop)
+        assert length == 13 + at + 2
+        assert_context(target, cache, [*prompt.tolist(), *state.generated])
+        outcomes[name] = (closed, forwards)
+    assert outcomes == {'plain': (False, 1), 'follow': (True, 0)}
+
+
+def test_the_draft_is_told_what_is_new_to_it():
+    script = [*range(1, 9), STOP]
+    seen = []
+
+    def propose(index):
+        seen.append({name: int(draft.inputs[name]) for name in ('start', 'since', 'length')})
+        return [script[index + 1], 0, 0]  # one right, two wrong
+
+    draft = drafting(propose, 5, 4)
+    for _ in range(2):  # a new frame starts over
+        seen.clear()
+        decode(scripted(script, 5, 4), started(script), (STOP,), 20, draft)
+        assert [s['start'] for s in seen] == [5, 7, 9, 11]
+        assert [s['since'] for s in seen] == [0, 5, 7, 9]
+        assert {s['length'] for s in seen} == {5}
+
+
+def test_valid_rows_are_counted():
+    script = [3, 4, 5, 6, STOP]
+    state = started(script)
+    assert state.cached == 5
+    decode(scripted(script, 5, 3), state, (STOP,), 3,
+           drafting(lambda index: script[index + 1:index + 3], 5, 3))
+    # the budget ended on the second proposal, whose row is written
+    assert (state.generated, state.cached, state.done, state.closed) == \
+        ((3, 4, 5), 8, False, False)
+
+
+def test_a_text_longer_than_its_buffer_is_refused():
+    with pytest.raises(ConfigurationError, match='needs 66 tokens, the buffer holds 64'):
+        decode(scripted([1], 5, 1), started([1]), (STOP,), 60)

@@ -217,17 +217,22 @@ def test_right_padding_changes_no_row_before_it(target):
 
 
 @torch.no_grad()
-def test_last_only_is_the_last_row_and_still_fills_the_cache(target, prompt):
+@pytest.mark.parametrize('count', [1, 3])
+def test_last_rows_are_the_last_rows_and_still_fill_the_cache(target, prompt, count):
     hidden, cos, sin, mask, deepstack, _, _ = prompt_inputs(target, prompt)
     caches = [KVCache(target.cfg.text, 1, 64) for _ in range(2)]
-    whole = target.text(hidden, cos, sin, caches[0], 0, mask, deepstack)
-    last = target.text(hidden, cos, sin, caches[1], 0, mask, deepstack, last_only=True)
-    assert last.shape == (1, 1, hidden.shape[-1])
-    torch.testing.assert_close(last, whole[:, -1:], rtol=0, atol=1e-5)
+    whole, every = target.text(hidden, cos, sin, caches[0], 0, mask, deepstack, taps=(1, 3))
+    last, taps = target.text(hidden, cos, sin, caches[1], 0, mask, deepstack, taps=(1, 3),
+                             last_rows=count)
+    assert last.shape == (1, count, hidden.shape[-1])
+    torch.testing.assert_close(last, whole[:, -count:], rtol=0, atol=1e-5)
+    assert torch.equal(taps[0], every[0])
+    torch.testing.assert_close(taps[1], every[1][:, -count:], rtol=0, atol=1e-5)
     assert torch.equal(caches[0].keys, caches[1].keys)
-    block = target.text(hidden[:, :4], cos[:4], sin[:4], caches[0], 30, last_only=True)
-    full = target.text(hidden[:, :4], cos[:4], sin[:4], caches[1], 30)
-    torch.testing.assert_close(block, full[:, -1:], rtol=0, atol=1e-5)
+    for where in (30, torch.tensor(30)):
+        block = target.text(hidden[:, :4], cos[:4], sin[:4], caches[0], where, last_rows=count)
+        full = target.text(hidden[:, :4], cos[:4], sin[:4], caches[1], 30)
+        torch.testing.assert_close(block, full[:, -count:], rtol=0, atol=1e-5)
 
 
 @torch.no_grad()

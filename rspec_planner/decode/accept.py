@@ -21,7 +21,7 @@ the first stop token, so nothing behind it is ever counted.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 
@@ -29,8 +29,9 @@ from dataclasses import dataclass
 class Acceptance:
     """The outcome of one iteration."""
 
-    committed: tuple[int, ...]  # 1 .. B tokens, bonus last unless a stop came earlier
+    committed: tuple[int, ...]  # 1 .. B tokens, bonus last unless a stop or the limit came first
     stopped: bool  # the last committed token is a stop token
+    matched: int  # how many of them were proposals: their K/V rows were written by the verify
 
 
 def accept(block: Sequence[int], best: Sequence[int], stop_ids: Collection[int],
@@ -43,12 +44,26 @@ def accept(block: Sequence[int], best: Sequence[int], stop_ids: Collection[int],
     decoding: the one choice is the bonus.
     """
     committed: list[int] = []
+    matched = 0
     for row, choice in enumerate(best):
         # A proposal that passed equals the choice, so the choice is what gets committed.
         committed.append(choice)
-        if choice in stop_ids:
-            return Acceptance(tuple(committed), True)
-        matched = row + 1 < len(block) and block[row + 1] == choice
-        if not matched or len(committed) == limit:
+        passed = row + 1 < len(block) and block[row + 1] == choice
+        matched += passed
+        if not passed or choice in stop_ids or len(committed) == limit:
             break
-    return Acceptance(tuple(committed), False)
+    return Acceptance(tuple(committed), committed[-1] in stop_ids, matched)
+
+
+def apply_follow(block: Sequence[int], follow: Mapping[int, int]) -> list[int]:
+    """
+    Return the block (B ids, anchor first) with the proposal rule applied.
+
+    Behind each key of `follow` its value is proposed, whatever the draft said. It is a proposal
+    like any other: the target still decides. {<|cot_end|>: <|traj_future_start|>} lets the
+    verify that reads the end of the reasoning also write the row that the expert needs.
+    """
+    ruled = list(block)
+    for index in range(1, len(ruled)):
+        ruled[index] = follow.get(ruled[index - 1], ruled[index])
+    return ruled

@@ -36,6 +36,8 @@ class DecodeStats:
     committed: tuple[int, ...]  # tokens committed by each iteration, bonus token included
     draft_ms: float = 0.0
     verify_ms: float = 0.0
+    reused: int = 0  # tokens that the prefill committed beyond the first, see decode.reuse
+    closing_forwards: int = 0  # target forwards that only completed the expert's context
 
     @property
     def accepted_length(self) -> float:

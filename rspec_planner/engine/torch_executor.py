@@ -12,24 +12,28 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 """
-The stages of a target as PyTorch executors: vision, prefill, verify, flow_step.
+The stages of a target as PyTorch executors: vision, prefill, verify, tree_verify, flow_step.
 
 All stages of one target share one KV cache, which no buffer list repeats: prefill and verify
-write its rows, flow_step reads them. Shapes are fixed at construction; where the CPU gains from
-shorter rows (prompt length, context length) the body slices the fixed buffers.
+write its rows, flow_step reads them. The same holds for the taps that a draft reads. Shapes are
+fixed at construction; where the CPU gains from shorter rows (prompt length, context length) the
+body slices the fixed buffers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from rspec_planner.model.action import ExpertContext
 from rspec_planner.model.image import patchify
 from rspec_planner.model.rope import flat_cos_sin, mrope_cos_sin
+from rspec_planner.model.taps import TapBuffer
 from rspec_planner.model.target import Target
 from rspec_planner.model.text import KVCache, place_visual
 
@@ -94,60 +98,96 @@ def feature_buffers(target: Target, images: int) -> dict[str, Tensor]:
             'deepstack': torch.zeros((taps, *shape), dtype=target.dtype, device=target.device)}
 
 
-def prefill_executor(target: Target, cache: KVCache, capacity: int) -> TorchExecutor:
+def prefill_executor(target: Target, cache: KVCache, capacity: int,
+                     taps: TapBuffer | None = None, guess: int = 0,
+                     tail: int = 1) -> TorchExecutor:
     """
     Return the stage that reads a prompt of up to `capacity` tokens into cache rows 0 .. S - 1.
 
-    inputs: 'ids' (capacity,) int64, 'positions' (3, capacity) int64, 'length' (1,) int64,
-    'features' and 'deepstack' of all images in prompt order.
-    outputs: 'best' (1,) int64, the first generated token.
+    Up to `guess` tokens that may follow the prompt ride along and are verified here.
+    inputs: 'ids' (capacity,) int64, 'positions' (3, capacity) int64, 'length' (1,) int64 rows
+    of prompt and guess together, 'guess_length' (1,) int64 of them guessed, 'features' and
+    'deepstack' of all images in prompt order.
+    outputs: 'best' (guess + 1,) int64 and 'logits' (guess + 1, V) fp32, forbidden ids at -inf:
+    row g belongs to the last prompt token and g guessed ones; rows behind are stale.
+    taps: receives all rows of its layers, but of the last layer only the last `tail` prompt
+    rows (0: all) and the guessed ones.
     """
     cfg, device = target.cfg, target.device
     images = len(cfg.cameras.names) * cfg.cameras.frames
     inputs = {'ids': torch.zeros(capacity, dtype=torch.int64, device=device),
               'positions': torch.zeros((3, capacity), dtype=torch.int64, device=device),
               'length': torch.zeros(1, dtype=torch.int64, device=device),
+              'guess_length': torch.zeros(1, dtype=torch.int64, device=device),
               **feature_buffers(target, images)}
-    outputs = {'best': torch.zeros(1, dtype=torch.int64, device=device)}
     text = cfg.text
 
     def body(inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor]) -> None:
-        length = int(inputs['length'])
+        length, guessed = int(inputs['length']), int(inputs['guess_length'])
+        if not 0 <= guessed <= guess:
+            raise ValueError(f'guess_length {guessed} is outside 0..{guess}')
         ids = inputs['ids'][None, :length]
         cos, sin = mrope_cos_sin(inputs['positions'][:, :length], text.head_dim,
                                  text.rope_theta, text.mrope_section)
         visual = ids == cfg.tokens.image_pad
+        visual[:, length - guessed:] = False  # a generated <|image_pad|> is a word, not an image
         hidden = place_visual(target.text.embed(ids), visual, inputs['features'])
-        hidden = target.text(hidden, cos, sin, cache=cache, start=0, visual_mask=visual,
-                             deepstack=list(inputs['deepstack']), last_only=True)
-        _choose(target, hidden[0], outputs['best'])
+        hidden = _run(target, hidden, cos, sin, cache, 0, taps, visual_mask=visual,
+                      deepstack=list(inputs['deepstack']),
+                      last_rows=tail + guessed if tail else 0)
+        _choose(target, hidden[0, -1 - guessed:], outputs)
 
-    return TorchExecutor(body, inputs, outputs)
+    return TorchExecutor(body, inputs, _choice_buffers(target, guess + 1))
 
 
-def verify_executor(target: Target, cache: KVCache, width: int) -> TorchExecutor:
+def verify_executor(target: Target, cache: KVCache, width: int,
+                    taps: TapBuffer | None = None) -> TorchExecutor:
     """
     Return the stage that reads `width` tokens at cache rows start .. start + width - 1.
 
     inputs: 'ids' (width,) int64, 'start' (1,) int64, 'rope_delta' (1,) int64.
-    outputs: 'best' (width,) int64, the target's choice after each row.
+    outputs: 'best' (width,) int64, the target's choice after each row, and 'logits' (width, V)
+    fp32, forbidden ids at -inf. K/V and taps of all rows are written.
     """
-    device = target.device
-    inputs = {'ids': torch.zeros(width, dtype=torch.int64, device=device),
-              'start': torch.zeros(1, dtype=torch.int64, device=device),
-              'rope_delta': torch.zeros(1, dtype=torch.int64, device=device)}
-    outputs = {'best': torch.zeros(width, dtype=torch.int64, device=device)}
+    inputs = _block_buffers(target, width)
     cos, sin = _flat_table(target, cache.capacity)
 
     def body(inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor]) -> None:
         start = int(inputs['start'])
         first = start + int(inputs['rope_delta'])
-        hidden = target.text.embed(inputs['ids'][None])
-        hidden = target.text(hidden, cos[first:first + width], sin[first:first + width],
-                             cache=cache, start=start)
-        _choose(target, hidden[0], outputs['best'])
+        hidden = _run(target, target.text.embed(inputs['ids'][None]), cos[first:first + width],
+                      sin[first:first + width], cache, start, taps)
+        _choose(target, hidden[0], outputs)
 
-    return TorchExecutor(body, inputs, outputs)
+    return TorchExecutor(body, inputs, _choice_buffers(target, width))
+
+
+def tree_verify_executor(target: Target, cache: KVCache, width: int,
+                         taps: TapBuffer | None = None) -> TorchExecutor:
+    """
+    Return the stage that reads a tree of `width` nodes, node 0 the anchor.
+
+    inputs: those of `verify_executor`, 'depths' (width,) int64 with 0 for the anchor, and
+    'ancestors' (width, width) bool: row i sees these nodes, itself included, no later ones.
+    outputs: those of `verify_executor`, one row per node. K/V and taps of node i are written at
+    row start + i, turned to its depth; `gather` of both makes an accepted path contiguous.
+    """
+    device = target.device
+    inputs = {**_block_buffers(target, width),
+              'depths': torch.zeros(width, dtype=torch.int64, device=device),
+              'ancestors': torch.zeros((width, width), dtype=torch.bool, device=device)}
+    cos, sin = _flat_table(target, cache.capacity)
+
+    def body(inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor]) -> None:
+        start = int(inputs['start'])
+        position = inputs['depths'] + (start + int(inputs['rope_delta']))
+        visible = torch.ones((width, start + width), dtype=torch.bool, device=device)
+        visible[:, start:] = inputs['ancestors']
+        hidden = _run(target, target.text.embed(inputs['ids'][None]), cos[position],
+                      sin[position], cache, start, taps, attn_mask=visible[None, None])
+        _choose(target, hidden[0], outputs)
+
+    return TorchExecutor(body, inputs, _choice_buffers(target, width))
 
 
 def flow_step_executor(target: Target, cache: KVCache, samples: int) -> TorchExecutor:
@@ -202,9 +242,46 @@ def _flat_table(target: Target, rows: int) -> tuple[Tensor, Tensor]:
                         text.rope_theta)
 
 
-def _choose(target: Target, hidden: Tensor, best: Tensor) -> None:
-    """Write the most likely id of each row (S, H); trajectory ids never win."""
-    tokens = target.cfg.tokens
-    logits = target.text.logits(hidden)
-    logits[:, tokens.forbidden_start:tokens.forbidden_end] = float('-inf')
-    torch.argmax(logits, dim=-1, out=best)
+def _run(target: Target, hidden: Tensor, cos: Tensor, sin: Tensor, cache: KVCache, start: int,
+         taps: TapBuffer | None, **options: Any) -> Tensor:
+    """Run the decoder over rows start .. of the cache; return hidden states, store the taps."""
+    if taps is None:
+        plain: Tensor = target.text(hidden, cos, sin, cache, start, **options)
+        return plain
+    out, parts = target.text(hidden, cos, sin, cache, start, taps=taps.layers, **options)
+    taps.write(parts, start)
+    chosen: Tensor = out
+    return chosen
+
+
+def _block_buffers(target: Target, width: int) -> dict[str, Tensor]:
+    """Return what every verify reads: 'ids' (width,), 'start' (1,), 'rope_delta' (1,)."""
+    sizes = {'ids': width, 'start': 1, 'rope_delta': 1}
+    return {name: torch.zeros(size, dtype=torch.int64, device=target.device)
+            for name, size in sizes.items()}
+
+
+def _choice_buffers(target: Target, rows: int) -> dict[str, Tensor]:
+    """Return 'best' (rows,) and 'logits' (rows, V); forbidden ids stay at -inf for good."""
+    logits = torch.full((rows, target.cfg.text.vocab_size), float('-inf'), device=target.device)
+    return {'best': torch.zeros(rows, dtype=torch.int64, device=target.device),
+            'logits': logits}
+
+
+def _choose(target: Target, hidden: Tensor, outputs: Mapping[str, Tensor]) -> None:
+    """
+    Write logits and the most likely id of each row of hidden (S, H) into the first S rows.
+
+    Forbidden ids never win, so the head skips their rows: at the tiny profile most of it.
+    """
+    tokens, weight = target.cfg.tokens, target.text.lm_head.weight
+    logits, best = outputs['logits'][:len(hidden)], outputs['best'][:len(hidden)]
+    last = len(weight)
+    if tokens.forbidden_end < last:
+        behind = slice(tokens.forbidden_end, last)
+        logits[:, behind] = functional.linear(hidden, weight[behind])
+    else:
+        last = tokens.forbidden_start
+    front = slice(0, tokens.forbidden_start)
+    logits[:, front] = functional.linear(hidden, weight[front])
+    torch.argmax(logits[:, :last], dim=-1, out=best)

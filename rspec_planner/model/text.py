@@ -69,6 +69,18 @@ class KVCache:
             values.index_copy_(2, window.slots, v.to(values.dtype))
         return keys[:, :, :window.end], values[:, :, :window.end]
 
+    def gather(self, start: int, path: Sequence[int]) -> None:
+        """
+        Move rows start + path[i] of every layer to start + i: an accepted path of a tree.
+
+        Keys need no new rotary: a node is turned by its depth, which is its index on the path.
+        """
+        if list(path) == list(range(len(path))):
+            return
+        source = torch.tensor(path, device=self.keys.device) + start
+        for buffer in (self.keys, self.values):
+            buffer[:, :, :, start:start + len(path)] = buffer.index_select(3, source)
+
 
 @dataclass(frozen=True)
 class Window:
@@ -109,6 +121,7 @@ class TextDecoder(nn.Module):
         """Decide rows, mask and the causal fast path of one forward."""
         rows, device = hidden.shape[1], hidden.device
         group = self.cfg.num_heads // self.cfg.num_kv_heads
+        dtype = hidden.dtype if cache is None else cache.keys.dtype
         if isinstance(start, Tensor):
             if cache is None:
                 raise ValueError('a start on the device needs a cache')
@@ -119,28 +132,32 @@ class TextDecoder(nn.Module):
             end, first, slots = start + rows, start, None
             if cache is not None and end > cache.capacity:
                 raise ValueError(f'rows {start}..{end} exceed the cache of {cache.capacity}')
-            if start == 0 and attn_mask is None:
-                return Window(0, end, None, None, causal=True)
-            if rows == 1 and attn_mask is None:
-                return Window(start, end, None, None, causal=False)
+            if attn_mask is None:
+                if start == 0:
+                    return Window(0, end, None, None, causal=True)
+                mask = lower_right_mask(rows, end, group, dtype, device)
+                return Window(start, end, None, mask, causal=False)
             position = torch.arange(end, device=device)
             visible = position <= position[start:, None]
         visible = visible[None, None]
         if attn_mask is not None:
             visible = visible & attn_mask
-        dtype = hidden.dtype if cache is None else cache.keys.dtype
         return Window(first, end, slots, fold_mask(visible, group, dtype), causal=False)
 
-    def _last_row(self, mask: Tensor) -> Tensor:
-        """Return the part of a folded mask that belongs to the last row."""
+    def _last_mask(self, window: Window, q: Tensor, rows: int) -> Tensor | None:
+        """Return the folded mask of the last `rows` queries of a window."""
         group = self.cfg.num_heads // self.cfg.num_kv_heads
-        return mask.view(*mask.shape[:2], group, -1, mask.shape[-1])[:, :, :, -1]
+        if window.mask is None:
+            keys = q.shape[2] if window.causal else window.end
+            return lower_right_mask(rows, keys, group, q.dtype, q.device)
+        split = window.mask.view(*window.mask.shape[:2], group, -1, window.mask.shape[-1])
+        return split[:, :, :, -rows:].flatten(2, 3)
 
     def forward(self, hidden: Tensor, cos: Tensor, sin: Tensor, cache: KVCache | None = None,
                 start: int | Tensor = 0, visual_mask: Tensor | None = None,
                 deepstack: Sequence[Tensor] | None = None, attn_mask: Tensor | None = None,
                 taps: tuple[int, ...] = (), return_kv: bool = False,
-                last_only: bool = False) -> Any:
+                last_rows: int = 0) -> Any:
         """
         Run all layers over rows start .. start + S - 1.
 
@@ -154,8 +171,9 @@ class TextDecoder(nn.Module):
         attn_mask: bool, broadcastable to (B, 1, S, keys), further restricts "keys at positions
         <= the query's", keys being start + S, or the capacity when start is a tensor.
         taps: layers whose output rows are wanted (residual stream, DeepStack included).
-        last_only: return only the last row (B, 1, H), sparing the other rows most of the last
-        layer; their keys and values are still written. No image may be in the last row.
+        last_rows: n > 0 returns only the last n rows (B, n, H), sparing the other rows most of
+        the last layer, whose tap then has n rows too; keys and values of all rows are still
+        written. A model with DeepStack features for its last layer takes no image there.
 
         Returns (B, S, H) after the final norm; with taps, (hidden, [(B, S, H), ...]); with
         return_kv also keys and values (L, B, kv_heads, S, d) of these rows, appended.
@@ -173,9 +191,9 @@ class TextDecoder(nn.Module):
                 if not window.causal:
                     k, v = keys, values
             mask, causal = window.mask, window.causal
-            if last_only and index == len(layers) - 1:
-                hidden, q, causal = hidden[:, -1:], q[:, :, -1:], False
-                mask = None if mask is None else self._last_row(mask)
+            if 0 < last_rows < hidden.shape[1] and index == len(layers) - 1:
+                mask, causal = self._last_mask(window, q, last_rows), False
+                hidden, q = hidden[:, -last_rows:], q[:, :, -last_rows:]
                 visual_mask = None
             hidden = layer.finish(hidden, attend(q, k, v, mask, causal))
             if deepstack is not None and visual_mask is not None and index < len(deepstack):
@@ -185,6 +203,21 @@ class TextDecoder(nn.Module):
         tap_rows = [[tapped[index] for index in taps]] if taps else []
         out = [self.norm(hidden), *tap_rows, *(torch.stack(part) for part in zip(*rows))]
         return out[0] if len(out) == 1 else tuple(out)
+
+
+def lower_right_mask(rows: int, keys: int, group: int, dtype: torch.dtype,
+                     device: torch.device) -> Tensor | None:
+    """
+    Return the folded mask of the last `rows` of `keys` positions, each seeing up to itself.
+
+    (1, 1, group * rows, keys), see `fold_mask`; None when there is nothing to hide.
+    """
+    if rows == 1:
+        return None
+    mask = torch.zeros((1, 1, group, rows, keys), dtype=dtype, device=device)
+    hidden = torch.full((rows, rows), float('-inf'), dtype=dtype, device=device)
+    mask[..., keys - rows:] = hidden.triu(1)
+    return mask.flatten(2, 3)
 
 
 def place_visual(hidden: Tensor, visual_mask: Tensor, features: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ bit for bit; frames seen before are not encoded again, which changes no bit eith
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -233,8 +233,9 @@ class Planner:
         first = int(self._stages.prefill.outputs['best'])
         state.start(torch.from_numpy(prompt.token_ids), first, tokens.stop_ids)
         stats = decode(verify, state, tokens.stop_ids, self._budget)
-        reasoning = self._read(state.generated, stats)
-        return reasoning, close(verify, state, tokens.traj_future_start)
+        generated = state.generated
+        length, forwards = close(verify, state, tokens.traj_future_start)
+        return self._read(generated, replace(stats, closing_forwards=forwards)), length
 
     def _read(self, ids: tuple[int, ...], stats: DecodeStats) -> Reasoning:
         """Return the reasoning of generated ids; its text ends at <|cot_end|>."""
