@@ -1,0 +1,206 @@
+# Copyright 2026 rspec_planner authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""
+Drafts laid out for inference: joined matrices, few operations, keys and values kept in place.
+
+A draft handles 1 to 24 rows, so that the number of operations costs as much as their
+arithmetic. Three rewritings leave the result as it is:
+
+- the weight of a norm is folded into the matrix behind it, and x / sqrt(mean(x^2) + eps) is
+  computed as x / hypot(|x|, sqrt(n eps)) with sqrt(n) folded in as well;
+- the dimensions i and i + d / 2 that a rotary turns together are made neighbours in queries and
+  keys alike, which makes the turn one complex product and leaves their products unchanged;
+- the first projections of rows that are the same in every block, or depend on one token alone,
+  are made once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import nn, Tensor
+from torch.nn import functional
+
+from rspec_planner.model.draft import Draft
+from rspec_planner.model.layer import Attention, RmsNorm, SwiGlu
+
+#: per-token projections are made in advance for vocabularies of up to this many numbers
+TABLE_NUMBERS = 1 << 22
+
+
+def pairs(head_dim: int) -> Tensor:
+    """Return the order (d,) that makes dimensions i and i + d / 2 neighbours."""
+    return torch.arange(head_dim).view(2, -1).t().reshape(-1)
+
+
+def turns(cos: Tensor, sin: Tensor) -> Tensor:
+    """Return the tables (rows, d) of `DraftRotary.tables` as complex (rows, 1, d / 2)."""
+    half = cos.shape[-1] // 2
+    return torch.complex(cos[:, :half], sin[:, :half])[:, None].contiguous()
+
+
+def turn_pairs(x: Tensor, cis: Tensor) -> Tensor:
+    """Return x (rows, heads, d), neighbours paired, turned by cis (rows, 1, d / 2)."""
+    joined = torch.view_as_complex(x.float().view(*x.shape[:-1], -1, 2))
+    return torch.view_as_real(joined * cis).flatten(-2).to(x.dtype)
+
+
+@dataclass(frozen=True)
+class UnitNorm:
+    """RMSNorm without its weight and times n^-1/2: rows of length one, nearly."""
+
+    floor: Tensor  # () fp32, sqrt(n * eps)
+
+    @staticmethod
+    def of(norm: RmsNorm) -> UnitNorm:
+        """Return the norm of a module."""
+        weight = norm.weight
+        return UnitNorm(torch.tensor((weight.numel() * norm.eps) ** 0.5, device=weight.device))
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return x (..., n) / sqrt(|x|^2 + n eps)."""
+        x32 = x.float()
+        length = torch.linalg.vector_norm(x32, dim=-1, keepdim=True)
+        return torch.div(x32, length.hypot_(self.floor)).to(x.dtype)
+
+
+def folded(norm: RmsNorm, weight: Tensor) -> Tensor:
+    """Return weight (out, n) transposed, so that `UnitNorm` before it gives norm and matrix."""
+    scale = norm.weight.detach() * norm.weight.numel() ** 0.5
+    return torch.mul(weight.detach(), scale).t()
+
+
+@dataclass(frozen=True)
+class PackedAttention:
+    """The projections of one attention; rows carry heads as (rows, heads + 2 kv_heads, d)."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    weight: Tensor  # (out, n), queries, keys, values
+    unit: UnitNorm  # of queries and keys
+    scale: Tensor  # (heads + kv_heads, d), their norm weights; 1 / sqrt(d) in the queries
+    out: Tensor  # (heads * d, H)
+
+    @staticmethod
+    def of(attn: Attention) -> PackedAttention:
+        """Return the projections of a module, with neighbours paired in queries and keys."""
+        order = pairs(attn.head_dim).to(attn.q_proj.weight.device)
+
+        def paired(linear: nn.Linear) -> Tensor:
+            rows = linear.weight.detach().view(-1, attn.head_dim, linear.in_features)
+            return rows.index_select(1, order).flatten(0, 1)
+
+        weight = torch.cat((paired(attn.q_proj), paired(attn.k_proj),
+                            attn.v_proj.weight.detach()))
+        root = attn.head_dim ** 0.5
+        # the query's own sqrt(d) and the softmax's 1 / sqrt(d) cancel
+        scale = torch.cat((attn.q_norm.weight.detach()[order].expand(attn.heads, -1),
+                           attn.k_norm.weight.detach()[order].expand(attn.kv_heads, -1) * root))
+        return PackedAttention(attn.heads, attn.kv_heads, attn.head_dim, weight,
+                               UnitNorm.of(attn.q_norm), scale,
+                               attn.o_proj.weight.detach().t())
+
+    def split(self, joined: Tensor) -> tuple[Tensor, Tensor]:
+        """Return queries and keys, normed, and values of projected rows (rows, out)."""
+        heads = joined.view(joined.shape[0], -1, self.head_dim)
+        turning = self.heads + self.kv_heads
+        return self.unit(heads[:, :turning]).mul_(self.scale), heads[:, turning:]
+
+    def attend(self, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        """Return (rows, heads * d) for q (rows, heads, d) over (kv_heads, K, d), all seen."""
+        rows = q.shape[0]
+        # the heads that share a KV head become rows of one attention
+        grouped = q.transpose(0, 1).reshape(1, self.kv_heads, -1, self.head_dim)
+        mixed = functional.scaled_dot_product_attention(grouped, keys[None], values[None],
+                                                        scale=1.0)
+        return mixed.view(self.heads, rows, -1).transpose(0, 1).reshape(rows, -1)
+
+
+@dataclass(frozen=True)
+class PackedMlp:
+    """The end of a layer: the attention's out-projection, and the gated MLP."""
+
+    out: Tensor  # (heads * d, H)
+    unit: UnitNorm
+    gate_up: Tensor  # (H, 2 * intermediate)
+    down: Tensor  # (intermediate, H)
+
+    @staticmethod
+    def of(attn: PackedAttention, norm: RmsNorm, mlp: SwiGlu) -> PackedMlp:
+        """Return the end of a layer from its modules."""
+        joined = torch.cat((mlp.gate_proj.weight, mlp.up_proj.weight))
+        return PackedMlp(attn.out, UnitNorm.of(norm), folded(norm, joined),
+                         mlp.down_proj.weight.detach().t())
+
+    def __call__(self, x: Tensor, mixed: Tensor) -> Tensor:
+        """Return the layer's output (rows, H) from its input and the attention result."""
+        x = torch.addmm(x, mixed, self.out)
+        joined = torch.mm(self.unit(x), self.gate_up)
+        middle = self.down.shape[0]
+        gated = functional.silu(joined[:, :middle]).mul_(joined[:, middle:])
+        return torch.addmm(x, gated, self.down)
+
+
+class PackedHead:
+    """Final norm and head: logits of the ids that a CoC can have, and the best of them."""
+
+    def __init__(self, draft: Draft) -> None:
+        shared = draft.shared
+        self._unit = UnitNorm.of(draft.norm)
+        size = draft.cfg.hidden_size
+        self._weight = draft.norm.weight.detach() * size ** 0.5
+        starts = (0, shared.gap[1])
+        parts = [(start, rows) for start, rows in zip(starts, shared.rows) if len(rows)]
+        self._parts = [(slice(start, start + len(rows)), rows.t()) for start, rows in parts]
+        self._used = max(part.stop for part, _ in self._parts)
+        self._ids = draft.draft_ids
+
+    def __call__(self, hidden: Tensor, logits: Tensor, best: Tensor) -> None:
+        """
+        Fill logits (rows, V_d) fp32 and the best head rows, best (rows,) int64.
+
+        hidden: (rows, H). The columns of forbidden ids are left as they are, at -inf.
+        """
+        normed = self._unit(hidden).mul_(self._weight)
+        for part, rows in self._parts:
+            logits[:, part] = torch.mm(normed.to(rows.dtype), rows)
+        torch.argmax(logits[:, :self._used], dim=-1, out=best)
+
+    def ids(self, best: Tensor) -> Tensor:
+        """Return the target ids (rows,) of head rows."""
+        return best if self._ids is None else self._ids.index_select(0, best)
+
+
+class TokenTable:
+    """
+    Something that depends on one token alone, made in advance where the vocabulary is small.
+
+    `make` maps embeddings (rows, H) to (rows, out).
+    """
+
+    def __init__(self, draft: Draft, width: int, make: Callable[[Tensor], Tensor]) -> None:
+        self._draft, self._make = draft, make
+        self._rows: Tensor | None = None
+        if draft.cfg.target_vocab * width <= TABLE_NUMBERS:
+            ids = torch.arange(draft.cfg.target_vocab, device=draft.fc.weight.device)
+            self._rows = make(draft.embed(ids))
+
+    def __call__(self, ids: Tensor) -> Tensor:
+        """Return (rows, out) of target ids (rows,) int64."""
+        if self._rows is None:
+            return self._make(self._draft.embed(ids))
+        return self._rows.index_select(0, ids)
