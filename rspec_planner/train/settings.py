@@ -100,8 +100,14 @@ class TargetSettings:
 
 
 def load_settings(path: str | Path | None, **overrides: Any) -> TargetSettings:
+    """Return the settings of a YAML file with overrides, see `read_settings`."""
+    return TargetSettings(**read_settings(TargetSettings, path, overrides))
+
+
+def read_settings(kind: Any, path: str | Path | None,
+                  overrides: Mapping[str, Any]) -> dict[str, Any]:
     """
-    Return the settings of a YAML file with overrides; None values are not overrides.
+    Return checked values for a dataclass of settings; None values are not overrides.
 
     Raises ConfigurationError for an unreadable file, an unknown key or a wrong type.
     """
@@ -109,7 +115,7 @@ def load_settings(path: str | Path | None, **overrides: Any) -> TargetSettings:
     if path is not None:
         values.update(_read_yaml(Path(path)))
     values.update({key: value for key, value in overrides.items() if value is not None})
-    return TargetSettings(**_checked(values))
+    return _checked(kind, values)
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:
@@ -126,8 +132,8 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     return dict(data)
 
 
-def _checked(values: dict[str, Any]) -> dict[str, Any]:
-    defaults = {field.name: field.default for field in fields(TargetSettings)}
+def _checked(kind: Any, values: dict[str, Any]) -> dict[str, Any]:
+    defaults = {field.name: field.default for field in fields(kind)}
     result: dict[str, Any] = {}
     for key, value in values.items():
         if key not in defaults:
