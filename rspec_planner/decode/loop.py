@@ -68,12 +68,9 @@ def decode(verify: Executor, state: DecodeState, stop_ids: Collection[int], max_
         drafted = perf_counter()
         verify.inputs['start'].fill_(state.p)
         verify.enqueue()
-        limit = max_tokens - state.num_generated
-        if sampler is None:
-            taken = accept(block, best.tolist(), stop_ids, limit)
-        else:
-            taken = sampler.accept(block, verify.outputs, draft, follow, state.p + 1, stop_ids,
-                                   limit)
+        chosen = best.tolist() if sampler is None else sampler.choose(
+            block, verify.outputs, draft.outputs if draft else None, follow, state.p + 1)
+        taken = accept(block, chosen, stop_ids, max_tokens - state.num_generated)
         state.since = state.p
         state.commit(taken)
         committed.append(len(taken.committed))

@@ -20,21 +20,20 @@ proposals. Rejection (Leviathan et al., arXiv 2211.17192; Chen et al., arXiv 230
 the proposals from the draft's q and test each against the target's p. It is valid for a draft
 that proposes a whole block at once, because each row's q is known before that row is tested.
 
-Either rule reduces a row to the token that it commits, so `accept` does the rest.
+Either rule reduces a row to the token that it commits, so `accept.accept` does the rest.
 Every random number is a function of seed and token position alone. By the match rule the text
 is therefore the same, token for token, whatever the draft proposes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
-from rspec_planner.decode.accept import accept, Acceptance
-from rspec_planner.engine.executor import Executor
 from rspec_planner.errors import ConfigurationError
 
 _WORD = 0xFFFFFFFF
@@ -42,6 +41,7 @@ _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
 # columns of `uniforms`: what each number of a position is for
 _TEST, _DRAW, _PROPOSE = 0, 1, 2
+_PAGE = 64  # positions
 
 
 @dataclass(frozen=True)
@@ -133,9 +133,11 @@ class Sampler:
     draft_ids: Tensor | None = None
 
     def draw(self, logits: Tensor, positions: int | Tensor) -> list[int]:
-        """Return one token per row of logits (S, V); row i decides position first + i."""
+        """Return one token per row of logits (S, V); row i decides positions + i or [i]."""
         p = self.rule.probabilities(logits)
-        return draw(p, self._uniforms(positions, len(p), p.device)[:, _DRAW]).tolist()
+        drawn = draw(p, self._uniforms(positions, len(p), p.device)[:, _DRAW])
+        chosen: list[int] = drawn.tolist()
+        return chosen
 
     def propose(self, drafted: Mapping[str, Tensor], position: int) -> Tensor:
         """Return proposals (B - 1,) for position ..: the draft's best, or drawn from its q."""
@@ -145,25 +147,27 @@ class Sampler:
         ids = draw(q, self._uniforms(position, len(q), q.device)[:, _PROPOSE])
         return ids if self.draft_ids is None else self.draft_ids[ids]
 
-    def accept(self, block: Sequence[int], verified: Mapping[str, Tensor],
-               draft: Executor | None, follow: Mapping[int, int], position: int,
-               stop_ids: Collection[int], limit: int) -> Acceptance:
+    def choose(self, block: Sequence[int], verified: Mapping[str, Tensor],
+               drafted: Mapping[str, Tensor] | None, follow: Mapping[int, int],
+               position: int) -> list[int]:
         """
-        Return what is committed of a block whose first proposal stands at `position`.
+        Return the token that each row of a block commits if the rows before it passed.
 
-        Proposals that `follow` dictated were not drawn from q, so the match rule decides them.
+        `position` is that of the first proposal. Proposals that `follow` dictated were not
+        drawn from q, so the match rule decides them.
         """
-        if draft is None or not self.rejection:
-            return accept(block, self.draw(verified['logits'], position), stop_ids, limit)
+        if drafted is None or not self.rejection:
+            return self.draw(verified['logits'], position)
         p = self.rule.probabilities(verified['logits'])
         u = self._uniforms(position, len(p), p.device)
         proposals = torch.tensor(block[1:], device=p.device)
-        q = self._spread(self.draft_rule.probabilities(draft.outputs['logits']), p.shape[-1])
+        q = self._spread(self.draft_rule.probabilities(drafted['logits']), p.shape[-1])
         best = draw(p, u[:, _DRAW])
         dictated = torch.tensor([token in follow for token in block[:-1]], device=p.device)
         tested = rejection_choice(p[:-1], q, proposals, u[:-1])
         best[:-1] = torch.where(dictated, best[:-1], tested)
-        return accept(block, best.tolist(), stop_ids, limit)
+        chosen: list[int] = best.tolist()
+        return chosen
 
     def _spread(self, q: Tensor, vocabulary: int) -> Tensor:
         """Return q (B - 1, V_d) over all target ids (B - 1, V)."""
@@ -174,6 +178,15 @@ class Sampler:
 
     def _uniforms(self, positions: int | Tensor, count: int, device: torch.device) -> Tensor:
         """Return (count, 4) numbers of these positions, or of as many from the first on."""
-        if isinstance(positions, int):
-            positions = torch.arange(positions, positions + count, device=device)
-        return uniforms(self.seed, positions)
+        if isinstance(positions, Tensor):
+            return uniforms(self.seed, positions)
+        if count > _PAGE:
+            return uniforms(self.seed, torch.arange(positions, positions + count, device=device))
+        page, first = divmod(positions, _PAGE)
+        return _page(self.seed, page, device)[first:first + count]
+
+
+@lru_cache(maxsize=4)
+def _page(seed: int, page: int, device: torch.device) -> Tensor:
+    """Return the numbers of two pages in a row: making few costs as much as making many."""
+    return uniforms(seed, torch.arange(page * _PAGE, (page + 2) * _PAGE, device=device))
