@@ -46,18 +46,17 @@ from rspec_planner.model.eagle3 import Eagle3
 from rspec_planner.model.layer import DecoderLayer
 from rspec_planner.model.taps import TapBuffer
 from rspec_planner.model.target import Target
-from rspec_planner.model.text import KVCache
 
 
 def draft_executor(draft: Draft, target: Target, tokens: Tensor, taps: TapBuffer,
-                   positions: Tensor, cache: KVCache | None = None) -> TorchExecutor:
+                   positions: Tensor, kept: Tensor | None = None) -> TorchExecutor:
     """
     Return the stage that proposes what follows the anchor at row p = start.
 
     tokens: (capacity,) int64 committed tokens, tokens[p] is the anchor. taps: states of the
     draft's layers; rows before p are read. positions: (3, capacity) int64, the prompt's, read by
-    a mirror draft. cache: where the draft keeps its keys and values, one row per position and
-    `block` rows more; without one the executor makes its own, see `draft_cache`.
+    a mirror draft. kept: where the draft keeps its keys and values, see `kept_rows`; without
+    it the executor makes its own.
 
     inputs: 'start' (1,); 'since' (1,), the first row that is new since the last call of this
     frame, 0 at a new frame; 'rope_delta' (1,) and 'length' (1,) of the prompt; all int64.
@@ -75,20 +74,26 @@ def draft_executor(draft: Draft, target: Target, tokens: Tensor, taps: TapBuffer
     outputs = {'proposals': torch.zeros(cfg.block - 1, dtype=torch.int64, device=device),
                'logits': logits}
     rotary = _Rotary(cfg, tokens.shape[0] + cfg.block, positions)
-    cache = cache or draft_cache(draft, tokens.shape[0])
+    kept = kept_rows(draft, tokens.shape[0]) if kept is None else kept
     with torch.inference_mode():
         stage: _Stage
         if isinstance(draft, Dflash):
-            stage = _Block(draft, tokens, taps, rotary, cache)
+            stage = _Block(draft, tokens, taps, rotary, kept)
         else:
-            stage = _Chain(cast('Eagle3', draft), tokens, taps, rotary, cache)
+            stage = _Chain(cast('Eagle3', draft), tokens, taps, rotary, kept)
         return TorchExecutor(stage, inputs, outputs)
 
 
-def draft_cache(draft: Draft, capacity: int) -> KVCache:
-    """Return buffers for the keys and values of `capacity` positions and one block."""
-    weight = draft.fc.weight
-    return KVCache(draft.cfg.text, 1, capacity + draft.cfg.block, weight.dtype, weight.device)
+def kept_rows(draft: Draft, capacity: int) -> Tensor:
+    """
+    Return a buffer for the projections of `capacity` positions and one block behind them.
+
+    (N_d, capacity + B, heads + 2 kv_heads, d): queries, which nobody reads again, keys, values.
+    """
+    cfg, weight = draft.cfg, draft.fc.weight
+    return torch.zeros((cfg.num_layers, capacity + cfg.block,
+                        cfg.num_heads + 2 * cfg.num_kv_heads, cfg.head_dim),
+                       dtype=weight.dtype, device=weight.device)
 
 
 class _Rotary:
@@ -109,14 +114,13 @@ class _Rotary:
 
 
 class _Stage:
-    """What the two kinds share: which rows are new, and where keys and values lie."""
+    """What the two kinds share: which rows are new, and where their projections lie."""
 
     def __init__(self, draft: Draft, tokens: Tensor, taps: TapBuffer, rotary: _Rotary,
-                 cache: KVCache) -> None:
+                 kept: Tensor) -> None:
         self.cfg = draft.cfg
-        self.tokens, self.taps, self.rotary = tokens, taps.rows[:, 0], rotary
-        self.keys, self.values = cache.keys[:, 0], cache.values[:, 0]
-        self.fc = draft.fc.weight.detach().t()
+        self.tokens, self.taps, self.rotary, self.kept = tokens, taps.rows[:, 0], rotary, kept
+        self.fc = draft.fc.weight.detach().t().contiguous()
         self.head = PackedHead(draft)
         self.best = torch.zeros(self.cfg.block - 1, dtype=torch.int64, device=tokens.device)
 
@@ -125,10 +129,18 @@ class _Stage:
         if since == 0:
             self.rotary.begin(inputs)
         low = max(p - self.cfg.window, 0) if self.cfg.window else 0
-        self.propose(p, low, max(since, low), outputs)
+        self.propose(p, low, max(since, low), outputs['logits'])
+        if self.head.ids is None:
+            outputs['proposals'].copy_(self.best)
+        else:
+            torch.index_select(self.head.ids, 0, self.best, out=outputs['proposals'])
 
-    def propose(self, p: int, low: int, first: int, outputs: Mapping[str, Tensor]) -> None:
-        """Lay out rows first .. p - 1; propose for an anchor at p that sees rows low .. p - 1."""
+    def propose(self, p: int, low: int, first: int, logits: Tensor) -> None:
+        """
+        Fill `best` and logits (B - 1, V_d) for an anchor at p that sees rows low .. p - 1.
+
+        Rows first .. p - 1 are new.
+        """
         raise NotImplementedError
 
     def fuse(self, first: int, p: int) -> Tensor:
@@ -141,10 +153,12 @@ class _Block(_Stage):
     """DFlash: all proposals from one pass."""
 
     def __init__(self, draft: Dflash, tokens: Tensor, taps: TapBuffer, rotary: _Rotary,
-                 cache: KVCache) -> None:
-        super().__init__(draft, tokens, taps, rotary, cache)
+                 kept: Tensor) -> None:
+        super().__init__(draft, tokens, taps, rotary, kept)
         cfg = draft.cfg
         layers = [cast('DecoderLayer', layer) for layer in draft.layers]
+        self.layers, turned = kept.unbind(0), cfg.num_heads + cfg.num_kv_heads
+        self.keys, self.values = kept[:, :, cfg.num_heads:turned], kept[:, :, turned:]
         self.attention = [PackedAttention.of(layer.self_attn) for layer in layers]
         self.ends = [PackedMlp.of(attn, layer.post_attention_layernorm, layer.mlp)
                      for attn, layer in zip(self.attention, layers)]
@@ -152,64 +166,60 @@ class _Block(_Stage):
         self.joined = [folded(layer.input_layernorm, attn.weight)
                        for attn, layer in zip(self.attention, layers)]
         # the context goes through the key and value columns of all layers at once
-        turning = cfg.num_heads * cfg.head_dim
-        context = torch.cat([attn.weight[turning:] for attn in self.attention])
+        queries = cfg.num_heads * cfg.head_dim
         self.context_unit = UnitNorm.of(draft.context_norm)
-        self.context_kv = folded(draft.context_norm, context)
+        self.context_kv = folded(draft.context_norm, torch.cat(
+            [attn.weight[queries:] for attn in self.attention]))
         self.key_scale = torch.stack([attn.scale[cfg.num_heads:] for attn in self.attention])
-        self.table = TokenTable(draft, self.joined[0].shape[1] + cfg.hidden_size, self._enter)
-        masks = draft.mask_embedding.detach().expand(cfg.block, -1)
-        self.entered = self._enter(masks)
+        self.table = TokenTable(draft, cfg.hidden_size + self.joined[0].shape[1], self._enter)
+        # what enters the block: embeddings and their first projections; row 0 is the anchor's
+        entered = self._enter(draft.mask_embedding.detach().expand(cfg.block, -1).contiguous())
+        self.anchor, self.x = entered[:1], entered[:, :cfg.hidden_size]
+        self.heads = entered[:, cfg.hidden_size:].view(cfg.block, -1, cfg.head_dim)
 
     def _enter(self, embedded: Tensor) -> Tensor:
-        """Return embeddings (rows, H) beside their first projections, norms applied."""
-        attn = self.attention[0]
-        qk, values = attn.split(torch.mm(self.units[0](embedded), self.joined[0]))
-        return torch.cat((embedded, qk.flatten(1), values.flatten(1)), dim=1)
+        """Return embeddings (rows, H) beside their first projections (rows, out)."""
+        joined = torch.mm(self.units[0](embedded), self.joined[0])
+        return torch.cat((embedded, joined), dim=1)
 
     def _lay_context(self, first: int, p: int) -> None:
         """Write keys and values of rows first .. p - 1."""
-        cfg, unit = self.cfg, self.attention[0].unit
+        cfg = self.cfg
         features = self.context_unit(self.fuse(first, p))
         rows = torch.mm(features, self.context_kv).view(
-            p - first, cfg.num_layers, 2, cfg.num_kv_heads, cfg.head_dim)
-        keys = turn_pairs(unit(rows[:, :, 0]).mul_(self.key_scale).flatten(1, 2),
-                          self.rotary.turns[first:p]).view_as(rows[:, :, 0])
-        self.keys[:, :, first:p] = keys.permute(1, 2, 0, 3)
-        self.values[:, :, first:p] = rows[:, :, 1].permute(1, 2, 0, 3)
+            p - first, cfg.num_layers, 2 * cfg.num_kv_heads, cfg.head_dim)
+        keys, values = rows[:, :, :cfg.num_kv_heads], rows[:, :, cfg.num_kv_heads:]
+        normed = self.attention[0].unit(keys).mul_(self.key_scale).transpose(0, 1)
+        turn_pairs(normed, self.rotary.turns[first:p], self.keys[:, first:p])
+        self.values[:, first:p] = values.transpose(0, 1)
 
-    def propose(self, p: int, low: int, first: int, outputs: Mapping[str, Tensor]) -> None:
+    def propose(self, p: int, low: int, first: int, logits: Tensor) -> None:
         """Run one block, see `_Stage.propose`."""
         if first < p:
             self._lay_context(first, p)
-        cfg, end = self.cfg, p + self.cfg.block
-        self.entered[0] = self.table(self.tokens[p:p + 1])[0]
-        x, heads = self.entered[:, :cfg.hidden_size], self.entered[:, cfg.hidden_size:]
-        heads = heads.view(cfg.block, -1, cfg.head_dim)
-        turning = cfg.num_heads + cfg.num_kv_heads
-        qk, values = heads[:, :turning], heads[:, turning:]
-        for index, (attn, finish) in enumerate(zip(self.attention, self.ends)):
-            if index:
-                qk, values = attn.split(torch.mm(self.units[index](x), self.joined[index]))
-            qk = turn_pairs(qk, self.rotary.turns[p:end])
-            self.keys[index, :, p:end] = qk[:, cfg.num_heads:].transpose(0, 1)
-            self.values[index, :, p:end] = values.transpose(0, 1)
-            q = qk[:, :cfg.num_heads]
-            if index == cfg.num_layers - 1:  # the anchor's own row predicts nothing
-                q, x = q[1:], x[1:]
-            mixed = attn.attend(q, self.keys[index, :, low:end], self.values[index, :, low:end])
-            x = finish(x, mixed)
-        self.head(x, outputs['logits'], self.best)
-        outputs['proposals'].copy_(self.head.ids(self.best))
+        block, end = self.cfg.block, p + self.cfg.block
+        cis, x = self.rotary.turns[p:end], self.x
+        self.anchor.copy_(self.table(self.tokens[p:p + 1]))
+        for index, (kept, attn, finish) in enumerate(zip(self.layers, self.attention,
+                                                         self.ends)):
+            rows = kept[p:end]
+            if index == 0:
+                rows.copy_(self.heads)
+            else:
+                torch.mm(self.units[index](x), self.joined[index], out=rows.view(block, -1))
+            attn.lay(rows, cis)
+            x = finish(x, attn.attend(kept[low:end], block))
+        self.head(x[1:], logits, self.best)
 
 
 class _Chain(_Stage):
     """EAGLE-3: one proposal a step, each from the step before."""
 
     def __init__(self, draft: Eagle3, tokens: Tensor, taps: TapBuffer, rotary: _Rotary,
-                 cache: KVCache) -> None:
-        super().__init__(draft, tokens, taps, rotary, cache)
+                 kept: Tensor) -> None:
+        super().__init__(draft, tokens, taps, rotary, kept)
         size = draft.cfg.hidden_size
+        self.slots = kept[0]
         self.attn = PackedAttention.of(draft.self_attn)
         self.finish = PackedMlp.of(self.attn, draft.post_attention_layernorm, draft.mlp)
         self.unit = UnitNorm.of(draft.feature_norm)
@@ -218,29 +228,27 @@ class _Chain(_Stage):
         embedded = folded(draft.embed_norm, self.attn.weight[:, :size])
         self.table = TokenTable(draft, embedded.shape[1],
                                 lambda rows: torch.mm(unit(rows), embedded))
+        self.steps = self.best[:, None]
 
-    def _enter(self, ids: Tensor, features: Tensor, first: int) -> Tensor:
-        """Write keys and values of slots first ..; return their queries (rows, heads, d)."""
-        end, heads = first + len(ids), self.cfg.num_heads
-        joined = torch.addmm(self.table(ids), self.unit(features), self.joined)
-        qk, values = self.attn.split(joined)
-        qk = turn_pairs(qk, self.rotary.turns[first:end])
-        self.keys[0, :, first:end] = qk[:, heads:].transpose(0, 1)
-        self.values[0, :, first:end] = values.transpose(0, 1)
-        return qk[:, :heads]
+    def _lay(self, ids: Tensor, features: Tensor, first: int) -> None:
+        """Write the projections of slots first .. from their tokens and features."""
+        count = ids.shape[0]
+        rows = self.slots[first:first + count]
+        torch.addmm(self.table(ids), self.unit(features), self.joined,
+                    out=rows.view(count, -1))
+        self.attn.lay(rows, self.rotary.turns[first:first + count])
 
-    def propose(self, p: int, low: int, first: int, outputs: Mapping[str, Tensor]) -> None:
+    def propose(self, p: int, low: int, first: int, logits: Tensor) -> None:
         """Run one chain, see `_Stage.propose`; its first slot is p - 1."""
         first = min(first, p - 1)  # the last slot is run anew even where nothing else is new
-        keys, values = self.keys[0], self.values[0]
-        best, logits = self.best, outputs['logits']
         x = self.fuse(first, p)
-        q = self._enter(self.tokens[first + 1:p + 1], x, first)[-1:]
+        self._lay(self.tokens[first + 1:p + 1], x, first)
         x = x[-1:]
-        for step in range(self.cfg.block - 1):
+        for step, (row, best) in enumerate(zip(logits[:, None], self.steps)):
             if step:
-                q = self._enter(self.head.ids(best[step - 1:step]), x, p - 1 + step)
-            mixed = self.attn.attend(q, keys[:, low:p + step], values[:, low:p + step])
-            x = self.finish(x, mixed)
-            self.head(x, logits[step:step + 1], best[step:step + 1])
-        outputs['proposals'].copy_(self.head.ids(best))
+                chosen = self.steps[step - 1]
+                if self.head.ids is not None:
+                    chosen = self.head.ids.index_select(0, chosen)
+                self._lay(chosen, x, p - 1 + step)
+            x = self.finish(x, self.attn.attend(self.slots[low:p + step], 1))
+            self.head(x, row, best)

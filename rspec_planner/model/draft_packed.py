@@ -52,10 +52,14 @@ def turns(cos: Tensor, sin: Tensor) -> Tensor:
     return torch.complex(cos[:, :half], sin[:, :half])[:, None].contiguous()
 
 
-def turn_pairs(x: Tensor, cis: Tensor) -> Tensor:
-    """Return x (rows, heads, d), neighbours paired, turned by cis (rows, 1, d / 2)."""
-    joined = torch.view_as_complex(x.float().view(*x.shape[:-1], -1, 2))
-    return torch.view_as_real(joined * cis).flatten(-2).to(x.dtype)
+def turn_pairs(x: Tensor, cis: Tensor, out: Tensor) -> None:
+    """Turn x (.., rows, heads, d), neighbours paired, by cis (rows, 1, d / 2) into out."""
+    shape = (*x.shape[:-1], -1, 2)
+    joined = torch.view_as_complex(x.float().view(shape))
+    if out.dtype == torch.float32:
+        torch.mul(joined, cis, out=torch.view_as_complex(out.view(shape)))
+    else:
+        out.copy_(torch.view_as_real(joined * cis).flatten(-2))
 
 
 @dataclass(frozen=True)
@@ -80,12 +84,17 @@ class UnitNorm:
 def folded(norm: RmsNorm, weight: Tensor) -> Tensor:
     """Return weight (out, n) transposed, so that `UnitNorm` before it gives norm and matrix."""
     scale = norm.weight.detach() * norm.weight.numel() ** 0.5
-    return torch.mul(weight.detach(), scale).t()
+    return torch.mul(weight.detach(), scale).t().contiguous()
 
 
 @dataclass(frozen=True)
 class PackedAttention:
-    """The projections of one attention; rows carry heads as (rows, heads + 2 kv_heads, d)."""
+    """
+    The projections of one attention.
+
+    Its rows lie as they are projected, (rows, heads + 2 kv_heads, d): the keys and values of
+    a position are kept beside its queries, which saves every copy.
+    """
 
     heads: int
     kv_heads: int
@@ -112,22 +121,21 @@ class PackedAttention:
                            attn.k_norm.weight.detach()[order].expand(attn.kv_heads, -1) * root))
         return PackedAttention(attn.heads, attn.kv_heads, attn.head_dim, weight,
                                UnitNorm.of(attn.q_norm), scale,
-                               attn.o_proj.weight.detach().t())
+                               attn.o_proj.weight.detach().t().contiguous())
 
-    def split(self, joined: Tensor) -> tuple[Tensor, Tensor]:
-        """Return queries and keys, normed, and values of projected rows (rows, out)."""
-        heads = joined.view(joined.shape[0], -1, self.head_dim)
-        turning = self.heads + self.kv_heads
-        return self.unit(heads[:, :turning]).mul_(self.scale), heads[:, turning:]
+    def lay(self, rows: Tensor, cis: Tensor) -> None:
+        """Norm and turn queries and keys of projected rows (rows, heads + 2 kv_heads, d)."""
+        turning = rows[:, :self.heads + self.kv_heads]
+        turn_pairs(self.unit(turning).mul_(self.scale), cis, turning)
 
-    def attend(self, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """Return (rows, heads * d) for q (rows, heads, d) over (kv_heads, K, d), all seen."""
-        rows = q.shape[0]
-        # the heads that share a KV head become rows of one attention
-        grouped = q.transpose(0, 1).reshape(1, self.kv_heads, -1, self.head_dim)
-        mixed = functional.scaled_dot_product_attention(grouped, keys[None], values[None],
-                                                        scale=1.0)
-        return mixed.view(self.heads, rows, -1).transpose(0, 1).reshape(rows, -1)
+    def attend(self, rows: Tensor, count: int) -> Tensor:
+        """Return (count, heads * d) for the last `count` of `lay`'s rows over all of them."""
+        seen = rows.transpose(0, 1)[None]
+        keys = seen[:, self.heads:self.heads + self.kv_heads]
+        mixed = functional.scaled_dot_product_attention(
+            seen[:, :self.heads, -count:], keys, seen[:, self.heads + self.kv_heads:],
+            scale=1.0, enable_gqa=self.heads != self.kv_heads)
+        return mixed.transpose(1, 2).reshape(count, -1)
 
 
 @dataclass(frozen=True)
@@ -144,7 +152,7 @@ class PackedMlp:
         """Return the end of a layer from its modules."""
         joined = torch.cat((mlp.gate_proj.weight, mlp.up_proj.weight))
         return PackedMlp(attn.out, UnitNorm.of(norm), folded(norm, joined),
-                         mlp.down_proj.weight.detach().t())
+                         mlp.down_proj.weight.detach().t().contiguous())
 
     def __call__(self, x: Tensor, mixed: Tensor) -> Tensor:
         """Return the layer's output (rows, H) from its input and the attention result."""
@@ -161,13 +169,12 @@ class PackedHead:
     def __init__(self, draft: Draft) -> None:
         shared = draft.shared
         self._unit = UnitNorm.of(draft.norm)
-        size = draft.cfg.hidden_size
-        self._weight = draft.norm.weight.detach() * size ** 0.5
+        self._weight = draft.norm.weight.detach() * draft.cfg.hidden_size ** 0.5
         starts = (0, shared.gap[1])
-        parts = [(start, rows) for start, rows in zip(starts, shared.rows) if len(rows)]
-        self._parts = [(slice(start, start + len(rows)), rows.t()) for start, rows in parts]
+        self._parts = [(slice(start, start + len(rows)), rows.t())
+                       for start, rows in zip(starts, shared.rows) if len(rows)]
         self._used = max(part.stop for part, _ in self._parts)
-        self._ids = draft.draft_ids
+        self.ids = draft.draft_ids
 
     def __call__(self, hidden: Tensor, logits: Tensor, best: Tensor) -> None:
         """
@@ -180,16 +187,12 @@ class PackedHead:
             logits[:, part] = torch.mm(normed.to(rows.dtype), rows)
         torch.argmax(logits[:, :self._used], dim=-1, out=best)
 
-    def ids(self, best: Tensor) -> Tensor:
-        """Return the target ids (rows,) of head rows."""
-        return best if self._ids is None else self._ids.index_select(0, best)
-
 
 class TokenTable:
     """
     Something that depends on one token alone, made in advance where the vocabulary is small.
 
-    `make` maps embeddings (rows, H) to (rows, out).
+    `make` maps embeddings (rows, H) to (rows, width).
     """
 
     def __init__(self, draft: Draft, width: int, make: Callable[[Tensor], Tensor]) -> None:
@@ -200,7 +203,7 @@ class TokenTable:
             self._rows = make(draft.embed(ids))
 
     def __call__(self, ids: Tensor) -> Tensor:
-        """Return (rows, out) of target ids (rows,) int64."""
+        """Return (rows, width) of target ids (rows,) int64."""
         if self._rows is None:
             return self._make(self._draft.embed(ids))
         return self._rows.index_select(0, ids)

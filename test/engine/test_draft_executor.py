@@ -16,7 +16,7 @@ from draft_reference import Reading, small_draft, small_target
 import pytest
 import torch
 
-from rspec_planner.engine.draft_executor import draft_cache, draft_executor
+from rspec_planner.engine.draft_executor import draft_executor, kept_rows
 from rspec_planner.errors import ConfigurationError
 from rspec_planner.model import draft_packed
 from rspec_planner.model.draft import DraftRotary
@@ -39,9 +39,9 @@ class Rig:
         self.tokens = torch.zeros(CAPACITY, dtype=torch.int64)
         self.taps = TapBuffer(draft.cfg.taps, 1, CAPACITY, 32)
         self.positions = torch.zeros((3, CAPACITY), dtype=torch.int64)
-        self.cache = draft_cache(draft, CAPACITY)
+        self.kept = kept_rows(draft, CAPACITY)
         self.executor = draft_executor(draft, target, self.tokens, self.taps, self.positions,
-                                       self.cache)
+                                       self.kept)
 
     def number(self, low, high):
         return int(torch.randint(low, high, (), generator=self.generator))
@@ -55,8 +55,7 @@ class Rig:
         self.positions.copy_(self.prompt)
         self.tokens.fill_(16)
         self.taps.rows.fill_(POISON)
-        for buffer in (self.cache.keys, self.cache.values):
-            buffer.fill_(POISON)
+        self.kept.fill_(POISON)
         self.since = 0
         self.p = self.length + self.number(0, 3)  # reuse may have committed more than one
         return self
@@ -134,8 +133,7 @@ def test_what_lies_at_or_behind_the_anchor_changes_no_bit(target, kind, window):
     first = rig.propose()
     rig.taps.rows[:, :, 20:].normal_()
     rig.tokens[21:] = 1
-    rig.cache.keys.fill_(-POISON)
-    rig.cache.values.fill_(-POISON)
+    rig.kept.fill_(-POISON)
     rig.executor.enqueue()
     for name, value in zip(('proposals', 'logits'), first):
         assert torch.equal(rig.executor.outputs[name], value)
