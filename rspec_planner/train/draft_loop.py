@@ -64,6 +64,20 @@ def _fewest(count: int, device: torch.device) -> int:
     return int(value)
 
 
+@contextlib.contextmanager
+def on_stream(device: torch.device, stream: Any = None) -> Iterator[None]:
+    """Work on a stream of its own inside: the default stream cannot capture graphs."""
+    if device.type != 'cuda':
+        yield
+        return
+    with torch.cuda.device(device):
+        if stream is None:
+            stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+            stream.wait_stream(torch.cuda.default_stream())
+        with torch.cuda.stream(stream):
+            yield
+
+
 class DraftStep:
     """One optimisation step over a fixed number of clips, replayed as a graph where it can."""
 

@@ -98,6 +98,7 @@ def block_hidden(draft: Draft, batch: DraftBatch, options: LossOptions | None = 
         return _dflash_packed(draft, batch, features)[:, :, :steps]
     if isinstance(draft, Eagle3):
         chain = _eagle_windows if draft.cfg.window else _eagle_packed
+        features = features.float()  # the residual stream of the chain, also in mixed precision
         normed: Tensor = draft.norm(chain(draft, batch, features, steps))
         return normed
     raise ConfigurationError(f'draft {draft.cfg.name}: no loss for kind {draft.cfg.kind!r}')

@@ -104,11 +104,15 @@ class DraftSettings:
         """Return the network; `vocabulary` are the ids of a reduced head."""
         over: dict[str, Any] = {'block': self.block, 'window': self.window,
                                 'rotary': self.rotary}
+        layers = profile.text.num_layers
         if self.tap_layers():
             over['taps'] = self.tap_layers()
+            if max(self.tap_layers()) >= layers:
+                raise ConfigurationError(f'taps={self.taps!r}: the target has layers 0 .. '
+                                         f'{layers - 1}; choose among them')
         elif not self.window:
             # the last layer runs for a few rows only: its states do not exist for a whole prompt
-            over['taps'] = whole_prompt_taps(profile.text.num_layers)
+            over['taps'] = whole_prompt_taps(layers)
         if self.reduced_vocab:
             over['draft_vocab'] = len(vocabulary or ())
         if self.kind == 'eagle3':

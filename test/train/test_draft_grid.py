@@ -1,0 +1,136 @@
+# Copyright 2026 rspec_planner authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""The comparison of drafts: what it runs, what it leaves on disk, what a failure costs."""
+
+import json
+
+from draft_toys import toy_cache, toy_target
+import pytest
+from safetensors.torch import load_file
+import torch
+
+from rspec_planner.errors import ConfigurationError
+from rspec_planner.model.draft import DraftConfig
+from rspec_planner.train import draft as draft_front
+from rspec_planner.train import draft_grid
+from rspec_planner.train.draft import clip_specs, new_draft
+from rspec_planner.train.draft_acceptance import acceptance, simulate
+from rspec_planner.train.draft_runs import grid_runs, GROUPS
+from rspec_planner.train.draft_settings import DraftSettings
+from rspec_planner.train.profiles import new_target
+
+SPLITS = ('train', 'val', 'on-shelf', 'off-shelf')
+QUICK = ('--set', 'batch_clips=4', '--set', 'epochs=2', '--set', 'precision=fp32')
+
+
+def test_runs_come_by_group_and_seed_with_unique_names():
+    runs = grid_runs(GROUPS, DraftSettings(), (0, 1))
+    keys = [run.key for run in runs]
+    assert len(set(keys)) == len(keys) > 60
+    assert keys[:2] == ['dflash-l2-b16-w8-flat/s0', 'eagle3-b16-w8-flat/s0']
+    assert 'eagle3-b16-wall-mirror/s1' in keys and 'dflash-l4-b16-w8-flat/s0' in keys
+    groups = [run.group for run in runs]
+    assert groups == sorted(groups, key=GROUPS.index)
+    assert [r.name for r in grid_runs(('main',), DraftSettings(), (0,), 'mirror')] == [
+        'dflash-l2-b16-wall-mirror', 'eagle3-b16-wall-mirror', 'dflash-l2-b16-w8-mirror',
+        'eagle3-b16-w8-mirror']
+    with pytest.raises(ConfigurationError, match='main, shapes'):
+        grid_runs(('all',), DraftSettings())
+
+
+def test_processes_share_the_training_pairs_and_all_see_the_validation_clips():
+    settings = DraftSettings(train_clips=12, extra_clips=4, test_clips=2)
+    whole, first, second = (clip_specs(settings, *place) for place in ((0, 1), (0, 2), (1, 2)))
+    count = {split: sum(s.split == split for s in whole) for split in {s.split for s in whole}}
+    assert count == {'train': 12, 'extra': 4, 'val': 2, 'on-shelf': 2, 'off-shelf': 2}
+    learned = [[s for s in specs if s.split in ('train', 'extra')] for specs in (first, second)]
+    assert len(learned[0]) == len(learned[1]) == 8 and not set(learned[0]) & set(learned[1])
+    assert [s.split for s in second if s not in learned[1]] == ['val', 'val']
+
+
+@pytest.fixture
+def toys(monkeypatch, tmp_path):
+    target = toy_target()
+    toy_cache(target, 40, splits=SPLITS).save(tmp_path / 'cache')
+    monkeypatch.setattr(draft_front, 'open_target', lambda folder, device: (target, None, 'toy'))
+    return target, tmp_path
+
+
+def work(folder, *arguments):
+    code = draft_grid.main(['--cache', str(folder / 'cache'), '--out', str(folder / 'out'),
+                            '--lanes', '2', *QUICK, *arguments])
+    assert code == 0
+    return json.loads((folder / 'out' / 'results.json').read_text())
+
+
+def test_results_and_weights_of_every_run(toys, capsys):
+    target, folder = toys
+    found = work(folder, '--groups', 'main,ablations', '--seeds', '1', '--only', 'b16-w')
+    summary = json.loads(capsys.readouterr().out.splitlines()[-1])
+    runs = {run['run']: run for run in found['runs']}
+    assert summary['runs'] == len(runs) and found['not_finished'] == []
+    assert found['clips'] == dict.fromkeys(sorted(SPLITS), 10)
+    failed = [name for name, run in runs.items() if 'failed' in run]
+    # the toy target has three layers: tap 3 does not exist, a failure that stops nothing;
+    # its cache has no clips beyond the split either, so that run reads the split alone
+    assert failed == ['dflash-l2-b16-w8-flat+last-tap/s0']
+    assert 'layers 0 .. 2' in runs[failed[0]]['failed']
+    name = 'dflash-l2-b16-w8-flat/s0'
+    run = runs[name]
+    assert set(run['splits']) == {'val', 'on-shelf', 'off-shelf'}
+    report = run['splits']['val']
+    assert len(report['per_clip']) == 10 and report['ci95'][0] <= report['L']
+    draft, _ = new_draft(DraftSettings(), target, toy_cache(target, 40), torch.arange(40))
+    assert draft.cfg == DraftConfig.from_dict(run['config'])
+    packed = load_file(folder / 'out' / run['weights'])
+    draft.load_state_dict({key.split(':', 1)[1]: value.float() for key, value in packed.items()
+                           if key.startswith(f'{name}:')})
+    cache = toy_cache(target, 40, splits=SPLITS)
+    rows = cache.rows('val')
+    length = simulate(acceptance(draft, cache, rows), cache.lengths[rows], 16).strict
+    assert length == pytest.approx(report['L'], abs=0.25)  # weights went through fp16
+    assert all(path.stat().st_size < 15_000_000 for path in (folder / 'out').iterdir())
+
+
+def test_packs_stay_below_the_limit(tmp_path, monkeypatch):
+    monkeypatch.setattr(draft_grid, 'PACK_BYTES', 5000)
+    results = draft_grid.Results(tmp_path, {'note': 1})
+    for i in range(4):
+        results.add({'run': f'r{i}'}, {'w': torch.full((1000,), float(i))})
+    content = json.loads((tmp_path / 'results.json').read_text())
+    files = [run['weights'] for run in content['runs']]
+    assert files == ['weights-00.safetensors'] * 2 + ['weights-01.safetensors'] * 2
+    assert load_file(tmp_path / files[3])['r3:w'][0] == 3.0 and content['note'] == 1
+
+
+def test_when_the_time_is_over_the_rest_is_named(toys):
+    _, folder = toys
+    found = work(folder, '--groups', 'main', '--seeds', '1', '--minutes', '0')
+    assert found['runs'] == [] and len(found['not_finished']) == 8
+
+
+@pytest.mark.slow
+def test_a_small_comparison_from_rendering_to_results(tmp_path, monkeypatch):
+    target, tokenizer = new_target(smoke=True)
+    target = target.eval().requires_grad_(False)
+    with torch.no_grad():  # a random target would never stop
+        target.text.lm_head.weight[target.cfg.tokens.traj_future_start] *= 2.0
+    monkeypatch.setattr(draft_front, 'open_target',
+                        lambda folder, device: (target, tokenizer, 'digest'))
+    code = draft_grid.main(['--smoke', '--out', str(tmp_path / 'out'), '--lanes', '2',
+                            '--groups', 'main', '--seeds', '1', '--minutes', '2', '--only',
+                            'flat', '--set', 'epochs=1'])
+    found = json.loads((tmp_path / 'out' / 'results.json').read_text())
+    assert code == 0 and [run.get('failed') for run in found['runs']] == [None] * 4
+    assert found['clips'] == {'off-shelf': 4, 'on-shelf': 4, 'train': 12, 'val': 4}
