@@ -105,7 +105,8 @@ class Plan:
         found = self.tuned[job.kind]
         found.append((length, job.rate))
         if len(found) == len(self.rates):
-            best, self.chosen[job.kind] = max(found)
+            # of equal lengths the slower rate
+            best, self.chosen[job.kind] = max(found, key=lambda pair: (pair[0], -pair[1]))
             if best > float('-inf'):
                 self.waiting += variant_jobs(job.kind, self.chosen[job.kind], self.seeds)
 
@@ -137,9 +138,11 @@ def _prepare(setting: Setting) -> None:
     target, _, digest = open_target(setting.target, setting.device)
     cache = TargetCache.load(setting.cache)
     cache.check_target(digest)
-    train = cache.rows('train', 'extra')[:setting.clips or None]
-    others = [i for i, split in enumerate(cache.splits) if split not in ('train', 'extra')]
-    cache = cache.take(torch.cat((train, torch.tensor(others, dtype=torch.int64))))
+    train = cache.rows('train', 'extra')
+    if 0 < setting.clips < len(train):
+        others = [i for i, split in enumerate(cache.splits) if split not in ('train', 'extra')]
+        rows = torch.cat((train[:setting.clips], torch.tensor(others, dtype=torch.int64)))
+        cache = cache.take(rows)
     _shared.update(setting=setting, target=target, digest=digest,
                    cache=cache.to(setting.device))
 
@@ -173,7 +176,7 @@ def find_drafts(folder: Path, names: dict[str, str | None]) -> dict[str, str]:
     """
     found: dict[str, str] = {}
     for path in sorted(folder.rglob('config.json')):
-        kind = json.loads(path.read_text(encoding='utf-8')).get('kind')
+        kind = json.loads(path.read_text(encoding='utf-8')).get('draft', {}).get('kind')
         wanted = names.get(str(kind))
         if kind in KINDS and kind not in found and wanted in (
                 None, *path.parent.relative_to(folder).parts):
@@ -188,10 +191,14 @@ def find_drafts(folder: Path, names: dict[str, str | None]) -> dict[str, str]:
 def make_grid_cache(setting: Setting, train_clips: int, test_clips: int, workers: int) -> None:
     """Render the clips and store their cache with prompts; other processes read it."""
     from rspec_planner.model.checkpoint import read_weights
+    from rspec_planner.model.draft_checkpoint import check_target
     from rspec_planner.train.draft import make_cache, open_target
     from rspec_planner.train.draft_settings import DraftSettings
-    windows = [read_weights(folder)[1]['window'] for folder in setting.drafts.values()]
+    folders = list(setting.drafts.values())
+    windows = [read_weights(folder)[1]['draft']['window'] for folder in folders]
     target, tokenizer, digest = open_target(setting.target, setting.device)
+    for folder in folders:
+        check_target(folder, digest)
     data = DraftSettings(train_clips=train_clips, test_clips=test_clips, workers=workers)
     cache = make_cache(data, target, tokenizer, digest, prefix=True, full=0 in windows)
     cache.save(setting.cache)
@@ -288,7 +295,8 @@ def variants_of(results: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         for split in entries[0]['difference']:
             values = [entry['difference'][split]['pooled']['mean'] for entry in entries]
             change[split] = {'mean': sum(values) / len(values), 'least': min(values),
-                             'most': max(values)}
+                             'most': max(values),
+                             'last_L': [entry['last_L'][split] for entry in entries]}
         last = [entry['curve'][-1] for entry in entries]
         found.append({
             'kind': kind, 'anchors': anchors, 'samples': samples, 'rate': rate,

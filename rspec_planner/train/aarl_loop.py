@@ -38,7 +38,7 @@ from rspec_planner.errors import ConfigurationError, EngineError
 from rspec_planner.evaluate.intervals import difference_interval, statistic_interval
 from rspec_planner.model.checkpoint import read_manifest
 from rspec_planner.model.draft import Draft
-from rspec_planner.model.draft_checkpoint import load_draft, save_draft
+from rspec_planner.model.draft_checkpoint import check_target, load_draft, save_draft
 from rspec_planner.model.target import Target
 from rspec_planner.train.aarl import AarlObjective
 from rspec_planner.train.aarl_reward import TextPlanner
@@ -47,7 +47,7 @@ from rspec_planner.train.aarl_settings import AarlSettings, load_aarl_settings
 from rspec_planner.train.draft import make_cache, open_target, TEST_SPLITS
 from rspec_planner.train.draft_acceptance import acceptance, AcceptedLengths, simulate
 from rspec_planner.train.draft_batch import DraftRows
-from rspec_planner.train.draft_data import TargetCache
+from rspec_planner.train.draft_data import exact_products, TargetCache
 from rspec_planner.train.draft_settings import DraftSettings
 from rspec_planner.train.loop import join_ranks, leave_ranks
 from rspec_planner.train.optimizer import (
@@ -63,6 +63,9 @@ CHECKPOINT_FOLDER = 'checkpoint'
 STATE_FILE = 'state.pt'
 CURVE_FILE = 'curve.jsonl'
 RESULT_FILE = 'result.json'
+#: what `--smoke` changes: a handful of clips and steps
+SMOKE: dict[str, Any] = {'max_steps': 4, 'checkpoint_every': 2, 'clips': 12, 'batch_clips': 4}
+SMOKE_DATA: dict[str, Any] = {'test_clips': 4, 'workers': 1}
 
 
 class AarlTrainer:
@@ -90,7 +93,7 @@ class AarlTrainer:
                                      'longer or raise max_tokens')
         self.reference = copy.deepcopy(draft).eval().requires_grad_(False)
         self.view = DraftRows(cache, draft.cfg, self.rows, context=context)
-        planner = TextPlanner(target, settings.flow_steps or None)
+        planner = TextPlanner(self._rewarding(target), settings.flow_steps or None)
         self.objective = AarlObjective(draft, self.reference, planner, self.view, settings)
         self.params = [p for p in draft.parameters() if p.requires_grad]
         self.optimizers = build_optimizers(
@@ -102,6 +105,12 @@ class AarlTrainer:
         self.curve: list[dict[str, float]] = []
         self.sums: dict[str, Tensor] = {}
         self._reported = 0
+
+    def _rewarding(self, target: Target) -> Target:
+        """Return the target that plans from altered texts, in the precision of rewards."""
+        if self.settings.reward_precision == 'bf16' and self.cache.device.type == 'cuda':
+            return copy.deepcopy(target).to(torch.bfloat16).eval().pack()
+        return target
 
     def run(self, resume: bool = False) -> None:
         """Train to the end; validate at the start and at every checkpoint."""
@@ -153,7 +162,8 @@ class AarlTrainer:
     def lengths(self, draft: Draft, split: str) -> AcceptedLengths:
         """Return the simulated iterations of a draft on one split of the cache."""
         rows = self.cache.rows(split)
-        m = acceptance(draft, self.cache, rows, context=self.context)
+        with exact_products():
+            m = acceptance(draft, self.cache, rows, context=self.context)
         return simulate(m, self.cache.lengths[rows], draft.cfg.block)
 
     @torch.no_grad()
@@ -231,8 +241,10 @@ class AarlTrainer:
 
         The numbers are those of the stored weights, half precision included.
         """
-        self.best.swap()
+        splits = [split for split in TEST_SPLITS if split in set(self.cache.splits)]
         self.draft.eval()
+        last = {split: round(self.lengths(self.draft, split).strict, 4) for split in splits}
+        self.best.swap()
         final = self.draft
         if self.out is not None:
             folder = self.out / CHECKPOINT_FOLDER
@@ -240,7 +252,6 @@ class AarlTrainer:
             save_draft(self.draft, folder, {**manifest, 'step': self.best_step,
                                             'settings': self.settings.to_dict()})
             final = load_draft(folder, target, self.cache.device)
-        splits = [split for split in TEST_SPLITS if split in set(self.cache.splits)]
         ends = {split: (self.lengths(self.reference, split), self.lengths(final, split))
                 for split in splits}
         result = {
@@ -251,7 +262,7 @@ class AarlTrainer:
             'final': {split: pair[1].report(False) for split, pair in ends.items()},
             'difference': {split: compare(*pair) for split, pair in ends.items()},
             'L': {split: round(pair[1].strict, 4) for split, pair in ends.items()},
-            'curve': self.curve}
+            'last_L': last, 'curve': self.curve}
         if self.out is not None:
             result['checkpoint'] = str(self.out / CHECKPOINT_FOLDER)
             (self.out / RESULT_FILE).write_text(json.dumps(result, indent=1), encoding='utf-8')
@@ -283,15 +294,18 @@ def context_of(folder: str | Path) -> str:
 
 def train_aarl(config: str | Path | None, out: str | Path, *, init_from: str | Path,
                target: str | Path = 'tiny', cache: str | Path | None = None,
-               save_cache: str | Path | None = None, resume: bool = False, revision: str = '',
-               **overrides: Any) -> dict[str, Any]:
+               save_cache: str | Path | None = None, resume: bool = False,
+               smoke: bool = False, revision: str = '', **overrides: Any) -> dict[str, Any]:
     """
     Post-train the draft in `init_from` and leave OUT/checkpoint, result.json and curve.jsonl.
 
     config: YAML of `AarlSettings` or None; overrides: single settings. target: folder or
     embedded name. cache: folder of a `TargetCache` with prompts (prefix=True); without one the
-    clips are rendered, which one process can do alone. Returns lengths before and after.
+    clips are rendered, which one process can do alone; save_cache: folder to write it to.
+    Returns lengths before and after.
     """
+    if smoke:
+        overrides = {**SMOKE, **{k: v for k, v in overrides.items() if v is not None}}
     settings = load_aarl_settings(config, **overrides)
     ranks = join_ranks()
     try:
@@ -299,21 +313,22 @@ def train_aarl(config: str | Path | None, out: str | Path, *, init_from: str | P
             raise ConfigurationError('several processes share a cache: make one with '
                                      '--save-cache in a single process, then give --cache')
         network, tokenizer, digest = open_target(target, ranks.device)
+        check_target(init_from, digest)
         draft = load_draft(init_from, network, ranks.device).requires_grad_(True)
         if cache is None:
             data = DraftSettings(train_clips=settings.clips, window=draft.cfg.window,
-                                 seed=settings.seed)
+                                 **(SMOKE_DATA if smoke else {}))
             held = make_cache(data, network, tokenizer, digest, prefix=True)
         else:
             held = TargetCache.load(cache, ranks.device)
             held.check_target(digest)
         if save_cache is not None and ranks.leads:
             held.save(save_cache)
-        trainer = AarlTrainer(draft, network, held, settings, Path(out),
-                              context=context_of(init_from))
-        trainer.run(resume)
         manifest = {'kind': 'draft', 'target': digest, 'revision': revision,
-                    'init_from': draft.cfg.name, 'context': trainer.context}
+                    'init_from': draft.cfg.name, 'context': context_of(init_from)}
+        trainer = AarlTrainer(draft, network, held, settings, Path(out),
+                              context=manifest['context'])
+        trainer.run(resume)
         return trainer.finish(network, manifest) if ranks.leads else {}
     finally:
         leave_ranks()

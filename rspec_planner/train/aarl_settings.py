@@ -51,6 +51,7 @@ class AarlSettings:
     text_weight: float = 0.5
     noise_draws: int = 2
     flow_steps: int = 0  # 0: as many as the planner
+    reward_precision: str = 'bf16'  # of the planning target on a GPU; 'fp32'
     normalise: bool = True  # advantages over max(standard deviation, std_floor)
     std_floor: float = 0.05
     reward_rows: int = 512  # plans made at once; bounds the memory of a step
@@ -77,7 +78,8 @@ class AarlSettings:
             if getattr(self, name) <= 0.0:
                 raise ConfigurationError(
                     f'{name}={getattr(self, name)}: must be positive; correct the training config')
-        for name, allowed in {'start': STARTS, 'anchors': ANCHORS}.items():
+        choices = {'start': STARTS, 'anchors': ANCHORS, 'reward_precision': ('bf16', 'fp32')}
+        for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
                 raise ConfigurationError(
                     f'{name}={getattr(self, name)!r}: choose one of {", ".join(allowed)}')

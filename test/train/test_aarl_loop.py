@@ -178,7 +178,8 @@ def test_the_grid_tunes_each_kind_before_its_variants():
 def test_drafts_are_found_by_kind_and_name(tmp_path):
     for name, kind in (('a', 'dflash'), ('b', 'dflash'), ('c', 'eagle3')):
         (tmp_path / name / 'checkpoint').mkdir(parents=True)
-        (tmp_path / name / 'checkpoint' / 'config.json').write_text(json.dumps({'kind': kind}))
+        (tmp_path / name / 'checkpoint' / 'config.json').write_text(
+            json.dumps({'draft': {'kind': kind}}))
     found = find_drafts(tmp_path, {'dflash': 'b', 'eagle3': None})
     assert found == {'dflash': str(tmp_path / 'b' / 'checkpoint'),
                      'eagle3': str(tmp_path / 'c' / 'checkpoint')}
@@ -190,8 +191,10 @@ def test_variants_are_averaged_over_seeds():
     def entry(seed, change):
         return {'kind': 'dflash', 'anchors': 'live', 'samples': 5, 'rate': 1e-5, 'seed': seed,
                 'difference': {'val': {'pooled': {'mean': change}}},
+                'last_L': {'val': 3.0 + seed},
                 'curve': [{'val_L': 4.0 + change, 'val_drifted': 0.1}]}
 
     found = variants_of([entry(0, 0.1), entry(1, 0.3), {'error': 'x'}])
     assert len(found) == 1 and found[0]['seeds'] == [0, 1]
-    assert found[0]['change']['val'] == {'mean': pytest.approx(0.2), 'least': 0.1, 'most': 0.3}
+    assert found[0]['change']['val'] == {'mean': pytest.approx(0.2), 'least': 0.1, 'most': 0.3,
+                                         'last_L': [3.0, 4.0]}

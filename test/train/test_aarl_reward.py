@@ -15,6 +15,8 @@
 
 from __future__ import annotations
 
+import copy
+
 from aarl_toy import COLUMNS, IM_END, STOP, toy_cache, toy_target, WAYPOINTS, whole_pass
 import pytest
 import torch
@@ -139,3 +141,16 @@ def test_errors_are_means_over_draws_and_waypoints():
     ids = torch.tensor([[[1], [2], [1]]])
     errors = plan_errors(plans, MixedTexts(ids, torch.ones((1, 3), dtype=torch.int64)))
     assert errors.tolist() == [[0.5, 0.0]]  # the last text is the first one again
+
+
+@torch.no_grad()
+def test_rewards_in_half_precision_rank_words_alike(toy):
+    target, cache = toy
+    index = torch.tensor([0, 2])
+    sampled = torch.arange(12, 24)[None, :, None].expand(2, -1, -1)
+    texts = mixed_texts(cache, index, torch.ones((2, 1), dtype=torch.int64), sampled)
+    half = copy.deepcopy(target).to(torch.bfloat16).eval().pack()
+    exact, rough = (plan_errors(TextPlanner(network).plans(
+        prefix_of(cache, index), texts, noise_of(2)), texts) for network in (target, half))
+    assert rough.dtype == torch.float32
+    assert torch.corrcoef(torch.stack((exact.flatten(), rough.flatten())))[0, 1] > 0.97
