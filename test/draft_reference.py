@@ -91,7 +91,7 @@ def small_draft(target: Target, kind: str, seed: int = 0, reduced: bool = False,
     randomise(draft, seed)
     if reduced:
         draft.set_vocabulary(REDUCED)
-    return draft.bind(target.text, target.cfg.tokens).eval().requires_grad_(False)
+    return draft.to(target.device).bind(target.text, target.cfg.tokens).eval().requires_grad_(False)
 
 
 def _angles(draft: Draft, index: int, positions: Tensor) -> Tensor:
@@ -183,7 +183,22 @@ class Reading:
                 mixed = self._attend(q, keys, values)
                 out.append(self._mlp(rows[offset] + w[f'{attn}o_proj.weight'] @ mixed, name))
             rows = out
-        return torch.stack([self._logits(x) for x in rows[1:]])
+        logits, before = [], anchor
+        for x in rows[1:]:
+            logits.append(self._logits(x) + self._correction(before))
+            before = self._target_id(int(logits[-1].argmax()))
+        return torch.stack(logits)
+
+    def _target_id(self, row: int) -> int:
+        return REDUCED[row] if self.cfg.draft_vocab else row
+
+    def _correction(self, before: int) -> Tensor | float:
+        """Return what is added to the logits behind a token."""
+        if not self.cfg.correction_rank:
+            return 0.0
+        known = REDUCED if self.cfg.draft_vocab else tuple(range(VOCAB))
+        row = known.index(before) if before in known else len(known)
+        return self.w['correction.after'] @ self.w['correction.before'][row]
 
     def eagle3(self, p: int, anchor: int) -> tuple[Tensor, Tensor]:
         """Return the proposals (B - 1,) and their logits (B - 1, V_d) after the anchor at p."""
@@ -206,7 +221,6 @@ class Reading:
             mixed = w['self_attn.o_proj.weight'] @ self._attend(q, keys, values)
             output = self._mlp(slots[-1][2] + mixed, '')
             logits.append(self._logits(output))
-            best = int(logits[-1].argmax())
-            proposals.append(REDUCED[best] if self.cfg.draft_vocab else best)
+            proposals.append(self._target_id(int(logits[-1].argmax())))
             slots.append((t + 1, self._embed(proposals[-1]), output))
         return torch.tensor(proposals), torch.stack(logits)

@@ -35,6 +35,7 @@ from rspec_planner.model.draft import Draft, DraftConfig, DraftRotary
 from rspec_planner.model.draft_packed import (
     folded,
     PackedAttention,
+    PackedCorrection,
     PackedHead,
     PackedMlp,
     TokenTable,
@@ -171,6 +172,8 @@ class _Block(_Stage):
         self.context_kv = folded(draft.context_norm, torch.cat(
             [attn.weight[queries:] for attn in self.attention]))
         self.key_scale = torch.stack([attn.scale[cfg.num_heads:] for attn in self.attention])
+        self.walk = None if draft.correction is None else \
+            PackedCorrection(draft, draft.correction, self.head.used)
         self.table = TokenTable(draft, cfg.hidden_size + self.joined[0].shape[1], self._enter)
         # what enters the block: embeddings and their first projections; row 0 is the anchor's
         entered = self._enter(draft.mask_embedding.detach().expand(cfg.block, -1).contiguous())
@@ -209,7 +212,11 @@ class _Block(_Stage):
                 torch.mm(self.units[index](x), self.joined[index], out=rows.view(block, -1))
             attn.lay(rows, cis)
             x = finish(x, attn.attend(kept[low:end], block))
-        self.head(x[1:], logits, self.best)
+        logits = self.head.fill(x[1:], logits)
+        if self.walk is None:
+            torch.argmax(logits, dim=-1, out=self.best)
+        else:
+            self.walk(self.tokens[p:p + 1], logits, self.best)
 
 
 class _Chain(_Stage):
@@ -251,4 +258,4 @@ class _Chain(_Stage):
                     chosen = self.head.ids.index_select(0, chosen)
                 self._lay(chosen, x, p - 1 + step)
             x = self.finish(x, self.attn.attend(self.slots[low:p + step], 1))
-            self.head(x, row, best)
+            torch.argmax(self.head.fill(x, row), dim=-1, out=best)

@@ -18,6 +18,10 @@ Every position before the anchor contributes one fused feature of target states;
 layer projects its own keys and values from it. A block is the anchor's embedding and B - 1
 copies of a trained mask embedding. Its rows attend to the context and to each other, without a
 causal order; the row at offset i predicts the token at offset i.
+
+With a correction the offsets stop being independent: a low-rank table of (token before, token)
+adds to the logits of each offset what follows from the token chosen one offset earlier, from
+left to right (after the sequential heads of Domino, arXiv 2605.29707, and DFlash 2).
 """
 
 from __future__ import annotations
@@ -27,6 +31,7 @@ from typing import cast
 
 import torch
 from torch import nn, Tensor
+from torch.nn import functional
 
 from rspec_planner.model.draft import copy_matching, Draft, DraftConfig, spread
 from rspec_planner.model.layer import attend, DecoderLayer, RmsNorm, runners
@@ -48,6 +53,7 @@ class Dflash(Draft):
             for _ in range(cfg.num_layers))
         self.context_norm = RmsNorm(cfg.hidden_size, cfg.rms_norm_eps)
         self.mask_embedding = nn.Parameter(torch.zeros(cfg.hidden_size))
+        self.correction = Correction(cfg) if cfg.correction_rank else None
 
     def initialise(self, text: TextDecoder | None = None, seed: int = 0) -> Dflash:
         """
@@ -60,6 +66,8 @@ class Dflash(Draft):
         self._normal(generator, self.cfg.num_layers)
         drawn = torch.randn(self.cfg.hidden_size, generator=generator)
         self.mask_embedding.data.copy_(0.02 * drawn)
+        if self.correction is not None:
+            self.correction.clear(generator)
         if text is not None:
             for index, layer in zip(spread(self.cfg.num_layers, 1, self.cfg.taps[-1]),
                                     self.layers):
@@ -148,9 +156,42 @@ class Dflash(Draft):
         out: Tensor = self.norm(hidden)
         return out
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Return (..., V_d) of states after the final norm (..., H), see `Draft.head`."""
-        return self.head(hidden)
+    def logits(self, hidden: Tensor, previous: Tensor | None = None) -> Tensor:
+        """
+        Return (..., V_d) of states after the final norm (..., H), see `Draft.head`.
+
+        previous: (...) int64 target ids one offset earlier, which a draft with a correction
+        needs: the true tokens in training, the chosen ones when drafting. Up to the first wrong
+        proposal both are the same.
+        """
+        base = self.head(hidden)
+        if self.correction is None:
+            return base
+        if previous is None:
+            raise ValueError('a draft with a correction needs the tokens one offset earlier')
+        added: Tensor = self.correction(self.draft_index(previous))
+        return base + added
+
+
+class Correction(nn.Module):
+    """Low-rank logits of a token given the one before, both as head rows."""
+
+    def __init__(self, cfg: DraftConfig) -> None:
+        super().__init__()
+        # one row more for tokens that the head does not have
+        self.before = nn.Parameter(torch.zeros(cfg.head_rows + 1, cfg.correction_rank))
+        self.after = nn.Parameter(torch.zeros(cfg.head_rows, cfg.correction_rank))
+
+    def clear(self, generator: torch.Generator) -> None:
+        """Begin without any effect, but with gradients."""
+        self.before.data.copy_(torch.randn(self.before.shape, generator=generator))
+        self.after.data.zero_()
+
+    def forward(self, previous: Tensor) -> Tensor:
+        """Return (..., V_d) for head rows (...) int64, -1 for a token that the head lacks."""
+        rows = torch.where(previous < 0, len(self.after), previous)
+        out: Tensor = functional.linear(functional.embedding(rows, self.before), self.after)
+        return out
 
 
 def attend_openly(q: Tensor, k: Tensor, v: Tensor,

@@ -66,19 +66,22 @@ class DraftConfig:
     draft_vocab: int  # rows of the reduced head, 0 = the whole head
     target_vocab: int
     name: str = ''
+    correction_rank: int = 0  # dflash: rank of the left-to-right correction, 0 = none
 
     def __post_init__(self) -> None:
         """Raise ConfigurationError for the first value that cannot be."""
         for name, value, known in (('kind', self.kind, KINDS), ('rotary', self.rotary, ROTARIES)):
             if value not in known:
                 raise ConfigurationError(f'draft {name} is {value!r}: use one of {known}')
-        for name, low in (('block', 2), ('window', 0), ('num_layers', 1), ('draft_vocab', 0)):
+        for name, low in (('block', 2), ('window', 0), ('num_layers', 1), ('draft_vocab', 0),
+                          ('correction_rank', 0)):
             if getattr(self, name) < low:
                 raise ConfigurationError(f'draft {name} is {getattr(self, name)}: '
                                          f'use {low} or more')
-        if self.kind == 'eagle3' and self.num_layers != 1:
-            raise ConfigurationError(f'an eagle3 draft has one layer, not {self.num_layers}: '
-                                     'set num_layers to 1')
+        if self.kind == 'eagle3' and (self.num_layers, self.correction_rank) != (1, 0):
+            raise ConfigurationError(f'an eagle3 draft has one layer, not {self.num_layers}, and '
+                                     f'no correction of rank {self.correction_rank}: set '
+                                     'num_layers to 1 and correction_rank to 0')
         if self.draft_vocab > self.target_vocab:
             raise ConfigurationError(f'draft_vocab {self.draft_vocab} exceeds the vocabulary '
                                      f'of {self.target_vocab} ids: use 0 for the whole head')
@@ -97,8 +100,9 @@ class DraftConfig:
         """Return the systematic name, such as dflash-l2-b16-w8-flat or eagle3-b8-wall-flat-rv."""
         layers = f'-l{self.num_layers}' if self.kind == 'dflash' else ''
         reduced = '-rv' if self.draft_vocab else ''
+        corrected = f'-c{self.correction_rank}' if self.correction_rank else ''
         return (f'{self.kind}{layers}-b{self.block}-w{self.window or "all"}-{self.rotary}'
-                f'{reduced}')
+                f'{reduced}{corrected}')
 
     @property
     def head_rows(self) -> int:

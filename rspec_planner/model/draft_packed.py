@@ -34,6 +34,7 @@ import torch
 from torch import nn, Tensor
 from torch.nn import functional
 
+from rspec_planner.model.dflash import Correction, Dflash
 from rspec_planner.model.draft import Draft
 from rspec_planner.model.layer import Attention, RmsNorm, SwiGlu
 
@@ -173,19 +174,19 @@ class PackedHead:
         starts = (0, shared.gap[1])
         self._parts = [(slice(start, start + len(rows)), rows.t())
                        for start, rows in zip(starts, shared.rows) if len(rows)]
-        self._used = max(part.stop for part, _ in self._parts)
+        self.used = max(part.stop for part, _ in self._parts)
         self.ids = draft.draft_ids
 
-    def __call__(self, hidden: Tensor, logits: Tensor, best: Tensor) -> None:
+    def fill(self, hidden: Tensor, logits: Tensor) -> Tensor:
         """
-        Fill logits (rows, V_d) fp32 and the best head rows, best (rows,) int64.
+        Fill logits (rows, V_d) fp32 of hidden (rows, H); return the columns that can win.
 
-        hidden: (rows, H). The columns of forbidden ids are left as they are, at -inf.
+        The columns of forbidden ids are left as they are, at -inf.
         """
         normed = self._unit(hidden).mul_(self._weight)
         for part, rows in self._parts:
             logits[:, part] = torch.mm(normed.to(rows.dtype), rows)
-        torch.argmax(logits[:, :self._used], dim=-1, out=best)
+        return logits[:, :self.used]
 
 
 class TokenTable:
@@ -207,3 +208,24 @@ class TokenTable:
         if self._rows is None:
             return self._make(self._draft.embed(ids))
         return self._rows.index_select(0, ids)
+
+
+class PackedCorrection:
+    """The left-to-right walk over the offsets of a block, see `dflash.Correction`."""
+
+    def __init__(self, draft: Dflash, correction: Correction, used: int) -> None:
+        self._draft = draft
+        self._before = correction.before.detach().float()
+        self._after = correction.after.detach().float()[:used].t().contiguous()
+
+    def __call__(self, anchor: Tensor, logits: Tensor, best: Tensor) -> None:
+        """
+        Correct logits (rows, used) in place and fill the best head rows, best (rows,) int64.
+
+        anchor: (1,) int64 target id before the first row.
+        """
+        chosen = self._draft.draft_index(anchor)
+        chosen = torch.where(chosen < 0, len(self._before) - 1, chosen)
+        for row, choice in zip(logits[:, None], best[:, None]):
+            row.addmm_(self._before.index_select(0, chosen), self._after)
+            chosen = torch.argmax(row, dim=-1, out=choice)

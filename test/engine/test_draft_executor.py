@@ -36,9 +36,10 @@ class Rig:
     def __init__(self, target, draft, seed):
         self.draft = draft
         self.generator = torch.Generator().manual_seed(seed)
-        self.tokens = torch.zeros(CAPACITY, dtype=torch.int64)
-        self.taps = TapBuffer(draft.cfg.taps, 1, CAPACITY, 32)
-        self.positions = torch.zeros((3, CAPACITY), dtype=torch.int64)
+        device = target.device
+        self.tokens = torch.zeros(CAPACITY, dtype=torch.int64, device=device)
+        self.taps = TapBuffer(draft.cfg.taps, 1, CAPACITY, 32, device=device)
+        self.positions = torch.zeros((3, CAPACITY), dtype=torch.int64, device=device)
         self.kept = kept_rows(draft, CAPACITY)
         self.executor = draft_executor(draft, target, self.tokens, self.taps, self.positions,
                                        self.kept)
@@ -70,7 +71,7 @@ class Rig:
                             ('rope_delta', self.delta)):
             self.executor.inputs[name].fill_(value)
         self.executor.enqueue()
-        return [self.executor.outputs[name].clone() for name in ('proposals', 'logits')]
+        return [self.executor.outputs[name].cpu().clone() for name in ('proposals', 'logits')]
 
     def expected(self):
         """Return the same from the formulas."""
@@ -98,6 +99,7 @@ def check(rig):
 
 CASES = [('dflash', {'num_layers': layers, 'block': block, 'window': window})
          for layers, block, window in ((1, 6, 8), (2, 4, 3), (4, 3, 1), (2, 5, 0), (1, 2, 0))]
+CASES += [('dflash', {'num_layers': 1, 'block': 7, 'window': 4, 'correction_rank': 5})]
 CASES += [('eagle3', {'block': block, 'window': window})
           for block, window in ((2, 8), (4, 1), (5, 3), (4, 0))]
 
@@ -122,6 +124,22 @@ def test_a_large_vocabulary_goes_without_a_table(target, kind, monkeypatch):
     monkeypatch.setattr(draft_packed, 'TABLE_NUMBERS', 0)
     for found, expected in zip(Rig(target, draft, seed=5).begin().propose(), plain):
         torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize('kind', ['dflash', 'eagle3'])
+@pytest.mark.parametrize('window', [0, 3])
+def test_cuda_proposes_what_the_cpu_proposes(target, kind, window):
+    there = small_target().to('cuda')
+    over = {'block': 6, 'window': window, 'rotary': 'mirror', 'reduced': True}
+    rigs = [Rig(owner, small_draft(owner, kind, **over), seed=7).begin()
+            for owner in (target, there)]
+    for _ in range(3):
+        (here, expected), (found, logits) = (rig.propose() for rig in rigs)
+        assert torch.equal(found, here)
+        torch.testing.assert_close(logits, expected, atol=1e-3, rtol=1e-3)
+        for rig in rigs:
+            rig.advance()
 
 
 @pytest.mark.parametrize('kind', ['dflash', 'eagle3'])

@@ -159,3 +159,30 @@ def test_a_warm_start_copies_what_fits(target):
         0.5 * 48 ** -0.5, rel=0.2)
     again = Dflash(dflash_config(target.cfg, num_layers=2)).initialise(seed=3)
     assert all(torch.equal(a, b) for a, b in zip(cold.parameters(), again.parameters()))
+
+
+@pytest.mark.parametrize('reduced', [False, True])
+def test_a_correction_adds_what_follows_from_the_token_before(target, reduced):
+    draft = small_draft(target, 'dflash', reduced=reduced, block=4, correction_rank=3)
+    hidden = torch.randn(5, 32)
+    previous = torch.tensor([1, 6, 3, 39, 24])  # 3 is no row of the reduced head
+    found = draft.logits(hidden, previous) - draft.head(hidden)
+    rows = [draft.draft_index(token) for token in previous]
+    table = draft.correction.before @ draft.correction.after.T
+    for row, added in zip(rows, found):
+        expected = table[len(table) - 1 if row < 0 else row]
+        seen = ~added.isnan()  # -inf less -inf
+        torch.testing.assert_close(added[seen], expected[seen], atol=1e-4, rtol=1e-4)
+    with pytest.raises(ValueError, match='earlier'):
+        draft.logits(hidden)
+
+
+def test_a_fresh_correction_changes_nothing_and_learns(target):
+    draft = Dflash(dflash_config(target.cfg, correction_rank=3)).initialise(target.text)
+    draft.bind(target.text, target.cfg.tokens)
+    hidden, previous = torch.randn(5, 32), torch.tensor([1, 6, 3, 39, 24])
+    logits = draft.logits(hidden, previous)
+    assert torch.equal(logits, draft.head(hidden))
+    torch.nn.functional.cross_entropy(logits, torch.tensor([2, 5, 6, 7, 8])).backward()
+    assert bool(draft.correction.after.grad.isfinite().all())
+    assert float(draft.correction.after.grad.abs().max()) > 0.0

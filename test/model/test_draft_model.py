@@ -50,6 +50,7 @@ def test_every_tiny_draft_has_at_most_two_million_weights(rotary, reduced, windo
     with torch.device('meta'):
         drafts = [Dflash(dflash_config(TINY, num_layers=layers, block=block, **over))
                   for layers in (1, 2, 4) for block in (8, 16, 24)]
+        drafts += [Dflash(dflash_config(TINY, num_layers=4, correction_rank=32, **over))]
         drafts += [Eagle3(eagle3_config(TINY, block=block, **over)) for block in (8, 16)]
     assert all(0 < draft.num_parameters() <= 2_000_000 for draft in drafts)
 
@@ -74,6 +75,7 @@ def test_names():
     assert dflash_config(TINY).name == 'dflash-l2-b16-w8-flat'
     assert eagle3_config(TINY, window=0, draft_vocab=99).name == 'eagle3-b8-wall-flat-rv'
     assert dflash_config(TINY, name='x').name == 'x'
+    assert dflash_config(TINY, correction_rank=16).name == 'dflash-l2-b16-w8-flat-c16'
 
 
 def test_a_configuration_survives_json():
@@ -84,7 +86,8 @@ def test_a_configuration_survives_json():
 @pytest.mark.parametrize('over', [
     {'kind': 'medusa'}, {'rotary': '2d'}, {'block': 1}, {'window': -1}, {'num_layers': 0},
     {'draft_vocab': 10_000_000}, {'taps': (2, 1)}, {'taps': ()}, {'colour': 1},
-    {'kind': 'eagle3', 'num_layers': 2}])
+    {'kind': 'eagle3', 'num_layers': 2}, {'correction_rank': -1},
+    {'kind': 'eagle3', 'num_layers': 1, 'correction_rank': 4}])
 def test_wrong_configurations_are_refused(over):
     with pytest.raises(ConfigurationError):
         dflash_config(TINY, **over)
