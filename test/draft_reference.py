@@ -91,7 +91,8 @@ def small_draft(target: Target, kind: str, seed: int = 0, reduced: bool = False,
     randomise(draft, seed)
     if reduced:
         draft.set_vocabulary(REDUCED)
-    return draft.to(target.device).bind(target.text, target.cfg.tokens).eval().requires_grad_(False)
+    draft.to(target.device).bind(target.text, target.cfg.tokens)
+    return draft.eval().requires_grad_(False)
 
 
 def _angles(draft: Draft, index: int, positions: Tensor) -> Tensor:

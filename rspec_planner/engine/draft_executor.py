@@ -54,6 +54,7 @@ def draft_executor(draft: Draft, target: Target, tokens: Tensor, taps: TapBuffer
     """
     Return the stage that proposes what follows the anchor at row p = start.
 
+    The draft is bound; its weights are laid out here, so later changes of them are not seen.
     tokens: (capacity,) int64 committed tokens, tokens[p] is the anchor. taps: states of the
     draft's layers; rows before p are read. positions: (3, capacity) int64, the prompt's, read by
     a mirror draft. kept: where the draft keeps its keys and values, see `kept_rows`; without
