@@ -16,7 +16,7 @@ Every variant of action-aware post-training on one cache.
 
 For one DFlash and one EAGLE-3 draft, learning rates of the static variant with K = 5 are compared
 on the validation clips; then the best rate serves all variants, most wanted first, three seeds
-each where time permits. Several processes share one GPU, each with its own copy of the cache.
+each where time permits. Several processes share a GPU, each with its own copy of the cache.
 results.json is rewritten whenever a run ends, best/ holds the best weights of each kind by
 validation: `python -m rspec_planner.train.aarl_grid --drafts FOLDER --out OUT`.
 """
@@ -121,21 +121,24 @@ class Setting:
     out: str
     clips: int
     options: dict[str, Any]  # further settings of every run
-    device: str
+    devices: tuple[str, ...]  # processes take turns
 
 
 _shared: dict[str, Any] = {}  # of a worker process
 
 
-def _prepare(setting: Setting) -> None:
-    """Load target and cache once in a worker."""
+def _prepare(setting: Setting, devices: Any) -> None:
+    """Load target and cache once in a worker, on the next device of the queue."""
     import torch
 
     from rspec_planner.train.draft import open_target
     from rspec_planner.train.draft_data import TargetCache
     torch.set_num_threads(1)
-    torch.backends.cuda.matmul.allow_tf32 = True
-    target, _, digest = open_target(setting.target, setting.device)
+    device = torch.device(devices.get())
+    if device.type == 'cuda':
+        torch.cuda.set_device(device)
+        torch.backends.cuda.matmul.allow_tf32 = True
+    target, _, digest = open_target(setting.target, device)
     cache = TargetCache.load(setting.cache)
     cache.check_target(digest)
     train = cache.rows('train', 'extra')
@@ -143,8 +146,7 @@ def _prepare(setting: Setting) -> None:
         others = [i for i, split in enumerate(cache.splits) if split not in ('train', 'extra')]
         rows = torch.cat((train[:setting.clips], torch.tensor(others, dtype=torch.int64)))
         cache = cache.take(rows)
-    _shared.update(setting=setting, target=target, digest=digest,
-                   cache=cache.to(setting.device))
+    _shared.update(setting=setting, target=target, digest=digest, cache=cache.to(device))
 
 
 def _run(job: Job, minutes: float) -> dict[str, Any]:
@@ -164,7 +166,7 @@ def _run(job: Job, minutes: float) -> dict[str, Any]:
     trainer.run()
     manifest = {'kind': 'draft', 'target': _shared['digest'], 'init_from': started,
                 'context': trainer.context}
-    return trainer.finish(target, manifest)
+    return trainer.finish(manifest)
 
 
 def find_drafts(folder: Path, names: dict[str, str | None]) -> dict[str, str]:
@@ -196,7 +198,7 @@ def make_grid_cache(setting: Setting, train_clips: int, test_clips: int, workers
     from rspec_planner.train.draft_settings import DraftSettings
     folders = list(setting.drafts.values())
     windows = [read_weights(folder)[1]['draft']['window'] for folder in folders]
-    target, tokenizer, digest = open_target(setting.target, setting.device)
+    target, tokenizer, digest = open_target(setting.target, setting.devices[0])
     for folder in folders:
         check_target(folder, digest)
     data = DraftSettings(train_clips=train_clips, test_clips=test_clips, workers=workers)
@@ -218,7 +220,10 @@ class Grid:
         """Run jobs until the plan is empty or the time is over; return the summary."""
         self.out.mkdir(parents=True, exist_ok=True)
         context = multiprocessing.get_context('spawn')
-        with ProcessPoolExecutor(processes, context, _prepare, (self.setting,)) as pool:
+        devices = context.SimpleQueue()
+        for i in range(processes):
+            devices.put(self.setting.devices[i % len(self.setting.devices)])
+        with ProcessPoolExecutor(processes, context, _prepare, (self.setting, devices)) as pool:
             running: dict[Future[dict[str, Any]], tuple[Job, float]] = {}
             while True:
                 for job in self._startable(processes - len(running)):
@@ -312,17 +317,18 @@ def train_grid(options: dict[str, Any]) -> dict[str, Any]:
     drafts = find_drafts(options['drafts'], {kind: options.get(kind) for kind in KINDS})
     drafts = {kind: drafts[kind] for kind in options['kinds'].split(',') if kind in drafts}
     import torch
-    device = options['device'] or ('cuda' if torch.cuda.is_available() else 'cpu')
+    found = [f'cuda:{i}' for i in range(torch.cuda.device_count())] or ['cpu']
+    devices = (options['device'],) if options['device'] else tuple(found)
     out = options['out']
     cache = options['cache'] or out / 'cache'
     extra = {key: options[key] for key in ('max_steps', 'checkpoint_every', 'batch_clips')
              if options[key] is not None}
     setting = Setting(drafts, options['target'], str(cache), str(out), options['clips'], extra,
-                      device)
+                      devices)
     if not (cache / 'cache.json').is_file():
         make_grid_cache(setting, options['clips'], options['test_clips'], options['workers'])
         print(f'[{time.monotonic() - started:.0f} s] cache written', file=sys.stderr, flush=True)
-    if device == 'cuda':
+    if devices[0] != 'cpu':
         torch.cuda.empty_cache()  # the workers need the memory
     rates = [float(rate) for rate in options['rates'].split(',')]
     grid = Grid(setting, Plan(tuple(drafts), rates, options['seeds']),
@@ -346,7 +352,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument('--kinds', default=','.join(KINDS))
     parser.add_argument('--dflash', help='folder name of the DFlash draft')
     parser.add_argument('--eagle3', help='folder name of the EAGLE-3 draft')
-    parser.add_argument('--device', help='default: cuda where there is one')
+    parser.add_argument('--device', help='default: every GPU, else the CPU')
     parser.add_argument('--max-steps', type=int)
     parser.add_argument('--checkpoint-every', type=int)
     parser.add_argument('--batch-clips', type=int)

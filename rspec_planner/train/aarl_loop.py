@@ -235,36 +235,36 @@ class AarlTrainer:
         lines = (self.out / CURVE_FILE).read_text(encoding='utf-8').splitlines()
         self.curve = [entry for entry in map(json.loads, lines) if entry['step'] <= self.step]
 
-    def finish(self, target: Target, manifest: dict[str, Any]) -> dict[str, Any]:
+    @torch.no_grad()
+    def finish(self, manifest: dict[str, Any]) -> dict[str, Any]:
         """
         Export the best checkpoint and return its lengths beside those of the start.
 
-        The numbers are those of the stored weights, half precision included.
+        The numbers are those of the weights as they are stored, in half precision.
         """
         splits = [split for split in TEST_SPLITS if split in set(self.cache.splits)]
         self.draft.eval()
         last = {split: round(self.lengths(self.draft, split).strict, 4) for split in splits}
         self.best.swap()
-        final = self.draft
-        if self.out is not None:
-            folder = self.out / CHECKPOINT_FOLDER
-            self.draft.cfg = replace(self.draft.cfg, name=self.name)
-            save_draft(self.draft, folder, {**manifest, 'step': self.best_step,
-                                            'settings': self.settings.to_dict()})
-            final = load_draft(folder, target, self.cache.device)
-        ends = {split: (self.lengths(self.reference, split), self.lengths(final, split))
+        for weight in self.draft.parameters():
+            weight.copy_(weight.half())
+        ends = {split: (self.lengths(self.reference, split), self.lengths(self.draft, split))
                 for split in splits}
         result = {
             'name': self.name, 'steps': self.step, 'best_step': self.best_step,
             'train_s': round(self.elapsed_s, 2), 'clips': len(self.rows),
-            'processes': self.world, 'settings': self.settings.to_dict(),
-            'start': {split: pair[0].report(False) for split, pair in ends.items()},
-            'final': {split: pair[1].report(False) for split, pair in ends.items()},
-            'difference': {split: compare(*pair) for split, pair in ends.items()},
+            'parameters': self.draft.num_parameters(), 'processes': self.world,
+            'settings': self.settings.to_dict(),
             'L': {split: round(pair[1].strict, 4) for split, pair in ends.items()},
+            'difference': {split: compare(*pair) for split, pair in ends.items()},
+            'start': {split: pair[0].report(False) for split, pair in ends.items()},
+            'splits': {split: pair[1].report(False) for split, pair in ends.items()},
             'last_L': last, 'curve': self.curve}
         if self.out is not None:
             result['checkpoint'] = str(self.out / CHECKPOINT_FOLDER)
+            self.draft.cfg = replace(self.draft.cfg, name=self.name)
+            save_draft(self.draft, self.out / CHECKPOINT_FOLDER,
+                       {**result, 'kind': 'draft', **manifest})
             (self.out / RESULT_FILE).write_text(json.dumps(result, indent=1), encoding='utf-8')
         return result
 
@@ -329,6 +329,6 @@ def train_aarl(config: str | Path | None, out: str | Path, *, init_from: str | P
         trainer = AarlTrainer(draft, network, held, settings, Path(out),
                               context=manifest['context'])
         trainer.run(resume)
-        return trainer.finish(network, manifest) if ranks.leads else {}
+        return trainer.finish(manifest) if ranks.leads else {}
     finally:
         leave_ranks()

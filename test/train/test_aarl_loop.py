@@ -101,7 +101,7 @@ def test_the_best_checkpoint_is_exported_with_its_lengths(toy, tmp_path, monkeyp
     trainer.run()
     monkeypatch.undo()
     assert trainer.best_step == 2
-    result = trainer.finish(target, {'kind': 'draft', 'target': DIGEST, 'context': 'all'})
+    result = trainer.finish({'kind': 'draft', 'target': DIGEST, 'context': 'all'})
     stored = load_draft(tmp_path / 'checkpoint', target, 'cpu')
     flat = torch.cat([p.flatten() for p in stored.parameters()])
     assert torch.equal(flat, kept[2].half().float())
