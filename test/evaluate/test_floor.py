@@ -27,7 +27,7 @@ from rspec_planner.evaluate.floor import (
 from rspec_planner.planner.tokenizer import build_tokenizer
 from rspec_planner.world.reasoning import vocabulary
 
-TEXTS = [(1, 2, 3), (1, 2, 4), (1, 2, 4), (5, 2, 6), (5, 2, 6), (5, 2, 6)]
+TEXTS = [(1, 2, 3), (1, 2, 4), (1, 2, 4), *[(5, 2, 6)] * 4]
 
 
 def test_the_whole_prefix_decides_before_its_end_does():
