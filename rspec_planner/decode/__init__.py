@@ -11,4 +11,4 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""The decoding protocol: static state, acceptance, the loop."""
+"""The decoding protocol: static state, acceptance, the loop; trees, sampling, reuse."""
