@@ -48,6 +48,7 @@ RESULTS_FILE = 'results.json'
 PACK_BYTES = 14_500_000
 IN_FLIGHT = 4  # steps of one lane that the host may be ahead
 SPARE_S = 6.0  # kept free at the end
+TUNE_SHARE = 0.35  # of the training time that `--tune` may take
 
 
 class Results:
@@ -183,9 +184,12 @@ class Grid:
                 break
             if not any([self._turn(lane) for lane in self.lanes]):
                 time.sleep(2e-4)
-        self.skipped += [lane.run.key for lane in self.lanes if lane.run]
+        for lane in self.lanes:
+            if lane.run:
+                self.skipped.append(lane.run.key)
+                lane.release()
         self.skipped += [run.key for run in self.pending]
-        self.results.content['not_finished'] = self.skipped
+        self.results.content.setdefault('not_finished', []).extend(self.skipped)
         self.results.write()
 
     def _turn(self, lane: Lane) -> bool:
@@ -222,7 +226,8 @@ class Grid:
         wall = time.monotonic() - lane.started
         self.spent[_sort(run)] = max(self.spent.get(_sort(run), 0.0), wall)
         record, weights = lane.finish(wall)
-        self.results.add(record, weights if run.settings.seed == 0 else None)
+        kept = run.settings.seed == 0 and run.group != 'tune'
+        self.results.add(record, weights if kept else None)
         shown = ' '.join(f'{split} {report["L"]:.3f}'
                          for split, report in record['splits'].items())
         left = self.deadline - time.monotonic()
@@ -239,33 +244,53 @@ def run_grid(options: argparse.Namespace) -> dict[str, Any]:
     import torch
 
     from rspec_planner.train.draft import open_target
-    from rspec_planner.train.draft_runs import grid_runs
+    from rspec_planner.train.draft_runs import grid_runs, tuned_changes
     from rspec_planner.train.draft_settings import load_draft_settings
     started = time.monotonic()
+    deadline = started + 60.0 * options.minutes - SPARE_S
     base = load_draft_settings('dflash', options.config, **_chosen(options))
-    runs = grid_runs(tuple(options.groups.split(',')), base,
-                     tuple(range(options.seeds)), options.only)
+    groups = tuple(group for group in options.groups.split(',') if group)
+    runs = _wanted(grid_runs(groups, base, tuple(range(options.seeds)), options.only), options)
     devices = [torch.device('cuda', i) for i in range(torch.cuda.device_count())] \
         if torch.cuda.is_available() else [torch.device('cpu')]
     target, cache = _data(options, base, runs, devices[0])
-    results = Results(options.out, {
-        'target': cache.digest, 'torch': torch.__version__,
-        'devices': [torch.cuda.get_device_name(d) if d.type == 'cuda' else 'cpu'
-                    for d in devices],
-        'clips': {split: cache.splits.count(split) for split in sorted(set(cache.splits))},
-        'cache_s': round(time.monotonic() - started, 1),
-        'unfinished_texts': int((~cache.finished).sum()), 'tokens': int(cache.lengths.sum()),
-        'longest_text': int(cache.lengths.max())})
-    results.write()
+    results = Results(options.out, _header(cache, devices, started))
     places = [(target, cache)]
     for device in devices[1:]:
         places.append((open_target(options.target, device)[0], cache.to(device)))
     lanes = [Lane(*places[i % len(places)]) for i in range(options.lanes)]
-    grid = Grid(lanes, runs, results, started + 60.0 * options.minutes - SPARE_S)
-    grid.work()
-    return {'runs': len(results.content['runs']), 'not_finished': len(grid.skipped),
+    if options.tune:
+        now = time.monotonic()
+        Grid(lanes, grid_runs(('tune',), base, (0,), options.only), results,
+             now + TUNE_SHARE * (deadline - now)).work()
+        tuned = {kind: tuned_changes(results.content['runs'], base, kind)
+                 for kind in ('dflash', 'eagle3')}
+        results.content['tuned'] = tuned
+        print(f'tuned settings: {tuned}', file=sys.stderr, flush=True)
+        runs = _wanted(grid_runs(groups, base, tuple(range(options.seeds)), options.only, tuned),
+                       options)
+    Grid(lanes, runs, results, deadline).work()
+    return {'runs': len(results.content['runs']),
+            'not_finished': len(results.content['not_finished']),
             'cache_s': results.content['cache_s'], 'out': str(options.out),
             'seconds': round(time.monotonic() - started, 1)}
+
+
+def _wanted(runs: list[GridRun], options: argparse.Namespace) -> list[GridRun]:
+    """Return the runs whose clips exist: those beyond the split are made on demand only."""
+    return [run for run in runs if options.more_clips or not run.settings.extra_clips]
+
+
+def _header(cache: TargetCache, devices: list[torch.device], started: float) -> dict[str, Any]:
+    """Return what the results say about machine and data."""
+    import torch
+    return {'target': cache.digest, 'torch': torch.__version__,
+            'devices': [torch.cuda.get_device_name(d) if d.type == 'cuda' else 'cpu'
+                        for d in devices],
+            'clips': {split: cache.splits.count(split) for split in sorted(set(cache.splits))},
+            'cache_s': round(time.monotonic() - started, 1),
+            'unfinished_texts': int((~cache.finished).sum()),
+            'tokens': int(cache.lengths.sum()), 'longest_text': int(cache.lengths.max())}
 
 
 def _data(options: argparse.Namespace, base: DraftSettings, runs: list[GridRun],
@@ -278,8 +303,7 @@ def _data(options: argparse.Namespace, base: DraftSettings, runs: list[GridRun],
         cache = TargetCache.load(options.cache, device)
         cache.check_target(digest)
         return target, cache
-    most = max([run.settings.extra_clips for run in runs], default=0)
-    data = replace(base, extra_clips=min(most, options.more_clips or most))
+    data = replace(base, extra_clips=options.more_clips)
     cache = make_cache(data, target, tokenizer, digest,
                        full=any(run.settings.window == 0 for run in runs))
     if options.cache is not None:
@@ -311,7 +335,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument('--groups', default='main,shapes,ablations')
     parser.add_argument('--seeds', type=int, default=3)
     parser.add_argument('--only', default='', help='keep runs whose name contains this')
-    parser.add_argument('--more-clips', type=int, default=0, help='cap of the extra clips')
+    parser.add_argument('--tune', action='store_true',
+                        help='first compare learning rates and loss options, keep the best')
+    parser.add_argument('--more-clips', type=int, default=0,
+                        help='clips beyond the train split, for the runs that ask for them')
     parser.add_argument('--set', action='append', default=[], metavar='NAME=VALUE',
                         help='a draft setting for all runs, such as epochs=40')
     parser.add_argument('--smoke', action='store_true', help='a few clips and steps')

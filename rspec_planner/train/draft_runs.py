@@ -15,6 +15,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -81,34 +82,61 @@ _GROUPS: dict[str, list[tuple[str, dict[str, Any], str]]] = {
         ('eagle3', {**_SHORT, 'unroll': 7}, 'unroll-7'),
         ('dflash', {**_WHOLE, 'context': 'text'}, 'text-only')],
     'tune': [
-        *(('dflash', {**_SHORT, 'learning_rate': rate, 'epochs': epochs},
-           f'lr{rate:g}-e{epochs:g}')
-          for epochs in (20.0, 60.0) for rate in (5e-4, 1e-3, 2e-3, 4e-3)),
-        *(('eagle3', {**_SHORT, 'learning_rate': rate, 'epochs': epochs},
-           f'lr{rate:g}-e{epochs:g}')
-          for epochs in (20.0, 60.0) for rate in (1e-3, 2e-3, 4e-3)),
+        *((kind, {**_SHORT, 'learning_rate': rate, 'epochs': epochs}, f'lr{rate:g}-e{epochs:g}')
+          for kind in ('dflash', 'eagle3') for epochs in (20.0, 40.0)
+          for rate in (1e-3, 2e-3, 4e-3)),
         *(('dflash', {**_SHORT, **change}, tag) for change, tag in (
             ({'confidence': 0.5}, 'length-weight-0.5'), ({'confidence': 1.0}, 'length-weight-1'),
             ({'soft_weight': 0.5}, 'soft-0.5'), ({'soft_weight': 1.0}, 'soft-1'),
             ({'first_weight': 3.0}, 'first-3'), ({'gamma': 3.0}, 'gamma-3'),
-            ({'gamma': 16.0}, 'gamma-16'), ({'tap_noise': 0.1}, 'noise-0.1'),
-            ({'tap_noise': 0.3}, 'noise-0.3'), ({'weight_decay': 0.1}, 'decay-0.1'),
-            ({'ema_decay': 0.998}, 'ema'), ({'batch_clips': 32}, 'batch-32'),
-            ({'batch_clips': 256, 'learning_rate': 3e-3}, 'batch-256'))),
+            ({'tap_noise': 0.1}, 'noise-0.1'), ({'tap_noise': 0.3}, 'noise-0.3'),
+            ({'weight_decay': 0.1}, 'decay-0.1'), ({'ema_decay': 0.998}, 'ema'),
+            ({'batch_clips': 32}, 'batch-32'))),
         *(('eagle3', {**_SHORT, **change}, tag) for change, tag in (
             ({'decay': 0.9}, 'decay-0.9'), ({'decay': 1.0}, 'decay-1'),
             ({'confidence': 0.5}, 'length-weight-0.5'), ({'soft_weight': 0.5}, 'soft-0.5'),
-            ({'tap_noise': 0.1}, 'noise-0.1')))],
+            ({'tap_noise': 0.1}, 'noise-0.1'), ({'ema_decay': 0.998}, 'ema')))],
 }
+#: a loss option must gain this much validation L over the plain run to be adopted
+MIN_GAIN = 0.05
 GROUPS = tuple(_GROUPS)
 
 
+def tuned_changes(records: Sequence[Mapping[str, Any]], base: DraftSettings,
+                  kind: str) -> dict[str, Any]:
+    """
+    Return the settings that the group 'tune' found best for a kind of draft, by validation L.
+
+    Learning rate and epochs come from the best run of their sweep; of the other changes the
+    best one is taken if it gains more than MIN_GAIN over the same run without it.
+    """
+    found = {record['name'].partition('+')[2]: record for record in records
+             if record.get('group') == 'tune' and record['settings']['kind'] == kind}
+    length = {tag: float(record['splits']['val']['L']) for tag, record in found.items()}
+    swept = [tag for tag in found if tag.startswith('lr')]
+    if not swept:
+        return {}
+    best = found[max(swept, key=length.__getitem__)]['settings']
+    changes = {name: best[name] for name in ('learning_rate', 'epochs')}
+    plain = f'lr{base.learning_rate:g}-e{base.epochs:g}'
+    others = [tag for tag in found if tag not in swept]
+    if plain in found and others:
+        tag = max(others, key=length.__getitem__)
+        if length[tag] > length[plain] + MIN_GAIN:
+            given = base.to_dict()
+            changes |= {name: value for name, value in found[tag]['settings'].items()
+                        if value != given[name] and name not in ('kind', 'seed', *_SHORT)}
+    return changes
+
+
 def grid_runs(groups: tuple[str, ...], base: DraftSettings, seeds: tuple[int, ...] = SEEDS,
-              only: str = '') -> list[GridRun]:
+              only: str = '', tuned: Mapping[str, Mapping[str, Any]] | None = None
+              ) -> list[GridRun]:
     """
     Return the runs of these groups in order, the first seed of a whole group before the next.
 
-    base: settings that every run starts from; only: keep names that contain this.
+    base: settings that every run starts from; only: keep names that contain this; tuned:
+    changes to the base for each kind, which the run's own changes override.
     """
     runs: list[GridRun] = []
     for group in groups:
@@ -116,7 +144,8 @@ def grid_runs(groups: tuple[str, ...], base: DraftSettings, seeds: tuple[int, ..
             raise ConfigurationError(f'group {group!r} is unknown; use {", ".join(GROUPS)}')
         for seed in seeds:
             for kind, changes, tag in _GROUPS[group]:
-                settings = replace(base, kind=kind, seed=seed, **changes)
+                settings = replace(base, **{**(tuned or {}).get(kind, {}), **changes,
+                                            'kind': kind, 'seed': seed})
                 name = _named(settings, tag)
                 if only in name:
                     runs.append(GridRun(name, group, settings))

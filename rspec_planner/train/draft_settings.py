@@ -52,7 +52,7 @@ class DraftSettings:
     # optimisation
     epochs: float = 20.0
     minutes: float = 0.0  # 0: no limit; else the schedule also ends by this training time
-    learning_rate: float = 1e-3
+    learning_rate: float = 2e-3
     warmup_fraction: float = 0.04
     final_lr_fraction: float = 0.0
     weight_decay: float = 0.01

@@ -20,14 +20,17 @@ import pytest
 from safetensors.torch import load_file
 import torch
 
-from rspec_planner.errors import ConfigurationError
+from rspec_planner.errors import ConfigurationError, EngineError
 from rspec_planner.model.draft import DraftConfig
+from rspec_planner.model.draft_checkpoint import load_draft
 from rspec_planner.train import draft as draft_front
 from rspec_planner.train import draft_grid
-from rspec_planner.train.draft import clip_specs, new_draft
+from rspec_planner.train.draft import clip_specs
 from rspec_planner.train.draft_acceptance import acceptance, simulate
-from rspec_planner.train.draft_runs import grid_runs, GROUPS
+from rspec_planner.train.draft_runs import grid_runs, GROUPS, tuned_changes
 from rspec_planner.train.draft_settings import DraftSettings
+from rspec_planner.train.draft_unpack import main as unpack_main
+from rspec_planner.train.draft_unpack import unpack
 from rspec_planner.train.profiles import new_target
 
 SPLITS = ('train', 'val', 'on-shelf', 'off-shelf')
@@ -59,6 +62,29 @@ def test_processes_share_the_training_pairs_and_all_see_the_validation_clips():
     assert [s.split for s in second if s not in learned[1]] == ['val', 'val']
 
 
+def test_the_best_rate_and_one_clear_gain_are_adopted():
+    base = DraftSettings()
+
+    def record(tag, length, **changes):
+        settings = {**base.to_dict(), 'window': 8, **changes}
+        return {'name': f'dflash-l2-b16-w8-flat+{tag}', 'group': 'tune', 'settings': settings,
+                'splits': {'val': {'L': length}}}
+
+    records = [record('lr0.002-e20', 7.0), record('lr0.004-e40', 7.2, learning_rate=4e-3,
+                                                  epochs=40.0),
+               record('soft-1', 7.04, soft_weight=1.0), {'run': 'x', 'failed': 'no memory'}]
+    rate = {'learning_rate': 4e-3, 'epochs': 40.0}
+    assert tuned_changes(records, base, 'dflash') == rate
+    records.append(record('noise', 7.1, tap_noise=0.3))
+    found = tuned_changes(records, base, 'dflash')
+    assert found == {**rate, 'tap_noise': 0.3}
+    assert tuned_changes(records, base, 'eagle3') == {}
+    runs = grid_runs(('shapes',), base, (0,), tuned={'dflash': found})
+    first, eagle = runs[0].settings, next(r.settings for r in runs if r.settings.kind == 'eagle3')
+    assert (first.tap_noise, first.epochs, first.layers) == (0.3, 40.0, 1)
+    assert (eagle.tap_noise, eagle.epochs) == (0.0, 20.0)
+
+
 @pytest.fixture
 def toys(monkeypatch, tmp_path):
     target = toy_target()
@@ -82,8 +108,8 @@ def test_results_and_weights_of_every_run(toys, capsys):
     assert summary['runs'] == len(runs) and found['not_finished'] == []
     assert found['clips'] == dict.fromkeys(sorted(SPLITS), 10)
     failed = [name for name, run in runs.items() if 'failed' in run]
-    # the toy target has three layers: tap 3 does not exist, a failure that stops nothing;
-    # its cache has no clips beyond the split either, so that run reads the split alone
+    # the toy target has three layers: tap 3 does not exist, a failure that stops nothing
+    assert not any('more-clips' in run for run in runs)
     assert failed == ['dflash-l2-b16-w8-flat+last-tap/s0']
     assert 'layers 0 .. 2' in runs[failed[0]]['failed']
     name = 'dflash-l2-b16-w8-flat/s0'
@@ -91,15 +117,17 @@ def test_results_and_weights_of_every_run(toys, capsys):
     assert set(run['splits']) == {'val', 'on-shelf', 'off-shelf'}
     report = run['splits']['val']
     assert len(report['per_clip']) == 10 and report['ci95'][0] <= report['L']
-    draft, _ = new_draft(DraftSettings(), target, toy_cache(target, 40), torch.arange(40))
+    assert unpack_main([str(folder / 'out'), '--run', name, '--out', str(folder / 'one')]) == 0
+    draft = load_draft(folder / 'one', target)
     assert draft.cfg == DraftConfig.from_dict(run['config'])
-    packed = load_file(folder / 'out' / run['weights'])
-    draft.load_state_dict({key.split(':', 1)[1]: value.float() for key, value in packed.items()
-                           if key.startswith(f'{name}:')})
     cache = toy_cache(target, 40, splits=SPLITS)
     rows = cache.rows('val')
     length = simulate(acceptance(draft, cache, rows), cache.lengths[rows], 16).strict
     assert length == pytest.approx(report['L'], abs=0.25)  # weights went through fp16
+    with pytest.raises(ConfigurationError, match='dflash-l9.*choose one of dflash'):
+        unpack(folder / 'out', 'dflash-l9/s0', folder / 'two')
+    with pytest.raises(EngineError, match='cannot be read'):
+        unpack(folder / 'nothing', name, folder / 'two')
     assert all(path.stat().st_size < 15_000_000 for path in (folder / 'out').iterdir())
 
 
@@ -130,7 +158,8 @@ def test_a_small_comparison_from_rendering_to_results(tmp_path, monkeypatch):
                         lambda folder, device: (target, tokenizer, 'digest'))
     code = draft_grid.main(['--smoke', '--out', str(tmp_path / 'out'), '--lanes', '2',
                             '--groups', 'main', '--seeds', '1', '--minutes', '2', '--only',
-                            'flat', '--set', 'epochs=1'])
+                            'flat', '--set', 'epochs=1', '--more-clips', '2'])
     found = json.loads((tmp_path / 'out' / 'results.json').read_text())
     assert code == 0 and [run.get('failed') for run in found['runs']] == [None] * 4
+    assert found['clips'].pop('extra') == 2
     assert found['clips'] == {'off-shelf': 4, 'on-shelf': 4, 'train': 12, 'val': 4}

@@ -26,7 +26,7 @@ import torch.multiprocessing as mp
 from rspec_planner.errors import ConfigurationError, EngineError
 from rspec_planner.train.draft import new_draft
 from rspec_planner.train.draft_data import draft_vocabulary, share_of, TargetCache
-from rspec_planner.train.draft_loop import DraftTrainer
+from rspec_planner.train.draft_loop import DraftTrainer, on_stream
 from rspec_planner.train.draft_settings import DraftSettings, load_draft_settings
 
 SETTINGS = {'block': 6, 'window': 3, 'batch_clips': 8, 'epochs': 24.0, 'learning_rate': 8e-3,
@@ -179,6 +179,26 @@ class TestTraining:
         trainer = trainer_of(target, replace(cache, ids=ids, lengths=lengths))
         assert len(trainer.rows) == len(cache.rows('train')) - 3
         assert not torch.isin(rows, trainer.rows).any()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize('kind', ['dflash', 'eagle3'])
+@pytest.mark.parametrize('window', [3, 0])
+@pytest.mark.parametrize('precision', ['fp32', 'bf16'])
+def test_a_captured_step_trains_like_a_plain_one(kind, window, precision):
+    target = toy_target().to('cuda')
+    cache = toy_cache(target, 48).to('cuda')
+    found = []
+    for graph in (True, False):
+        with on_stream(torch.device('cuda')):
+            trainer = finish(trainer_of(target, cache, kind=kind, window=window, graph=graph,
+                                        precision=precision, ema_decay=0.9, epochs=4.0))
+            assert trainer.graphed == graph
+            found.append([p.detach().clone() for p in trainer.draft.parameters()])
+        torch.cuda.synchronize()
+    exact = 1e-3 if precision == 'fp32' else 3e-2
+    for a, b in zip(*found):
+        assert float((a - b).norm() / b.norm()) < exact
 
 
 def _rank(rank, world, port, folder):
