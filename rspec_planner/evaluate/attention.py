@@ -35,6 +35,7 @@ from rspec_planner.evaluate.intervals import (
     ratio_interval,
     statistic_interval,
 )
+from rspec_planner.evaluate.pairs import rotary_pairs
 from rspec_planner.evaluate.reasoning_runs import Frame, PLAIN, Stand
 from rspec_planner.evaluate.survey import Taken
 from rspec_planner.evaluate.teacher_forcing import Answer, ask, Reading, Spoken, walk
@@ -107,7 +108,7 @@ class AttentionProbe:
     """Collects budgets and control lengths of drafts, see `survey.Probe`."""
 
     def __init__(self, drafts: Mapping[str, Draft], every: int = 1) -> None:
-        """Look at every `every`-th clip."""
+        """Look at every `every`-th pair of twins."""
         self._drafts, self._every, self._seen = dict(drafts), every, 0
         self.budgets: dict[str, dict[str, list[np.ndarray]]] = {
             name: {'as trained': [], 'other rotary': []} for name in drafts}
@@ -117,7 +118,7 @@ class AttentionProbe:
     def take(self, stand: Stand, frame: Frame, clip: Clip, taken: Taken) -> None:
         """Ask every draft about one frame."""
         self._seen += 1
-        if (self._seen - 1) % self._every:
+        if (self._seen - 1) // 2 % self._every:
             return
         ids, tokens = taken.runs[PLAIN].ids, stand.cfg.tokens
         if len(ids) < 2:
@@ -163,19 +164,11 @@ class AttentionProbe:
     def _shifts(self) -> dict[str, Any]:
         """Return flat minus mirror, layer 0, for drafts that differ in nothing else."""
         found = {}
-        for name, draft in self._drafts.items():
-            for other, second in self._drafts.items():
-                if draft.cfg.rotary == 'flat' and same_but_rotary(draft.cfg, second.cfg):
-                    ours, theirs = (np.array(self.budgets[n]['as trained'])[:, 0]
-                                    for n in (name, other))
-                    found[f'{name} - {other}'] = budget_report(ours - theirs)
+        for flat, mirror in rotary_pairs({n: draft.cfg for n, draft in self._drafts.items()}):
+            ours, theirs = (np.array(self.budgets[name]['as trained'])[:, 0]
+                            for name in (flat, mirror))
+            found[f'{flat} - {mirror}'] = budget_report(ours - theirs)
         return found
-
-
-def same_but_rotary(flat: DraftConfig, mirror: DraftConfig) -> bool:
-    """Tell whether two drafts are one network with different rotary tables."""
-    return (flat.rotary, mirror.rotary) == ('flat', 'mirror') and replace(
-        flat, rotary='mirror', name='') == replace(mirror, name='')
 
 
 def layer_reports(budgets: Sequence[np.ndarray]) -> list[dict[str, Any]]:

@@ -23,7 +23,7 @@ the same noise.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -96,7 +96,7 @@ def draft_report(taken: Sequence[Taken], name: str, block: int) -> dict[str, Any
             'largest_deviation_width_1_mm': round(1e3 * worst[PLAIN], 6)}
 
 
-def exactness_report(taken: Sequence[Taken], drafts: dict[str, DraftConfig],
+def exactness_report(taken: Sequence[Taken], drafts: Mapping[str, DraftConfig],
                      divergences: Divergences) -> dict[str, Any]:
     """Return the worst counts over the drafts at the top, then each draft."""
     rows = {name: draft_report(taken, name, cfg.block) for name, cfg in drafts.items()}

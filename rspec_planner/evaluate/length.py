@@ -22,7 +22,7 @@ itself a proposal. Times are those of one run on one machine, paired clip by cli
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -33,6 +33,7 @@ from rspec_planner.evaluate.intervals import (
     ratio_interval,
     statistic_interval,
 )
+from rspec_planner.evaluate.pairs import rotary_pairs, training_pairs
 from rspec_planner.evaluate.reasoning_runs import EAGER, FLOOR, PLAIN, Run
 from rspec_planner.evaluate.survey import Taken
 from rspec_planner.model.draft import DraftConfig
@@ -109,6 +110,14 @@ def clock(runs: Sequence[Run], reference: Sequence[Run]) -> dict[str, Any]:
     return {'median': found['mean'], 'ci95': found['ci95'], 'p95': round(float(tail), 5)}
 
 
+def breakdown(runs: Sequence[Run]) -> dict[str, float]:
+    """Return the mean milliseconds of a reasoning step in drafts, verifies and the rest."""
+    draft, verify = (float(np.mean([getattr(run.stats, part) for run in runs]))
+                     for part in ('draft_ms', 'verify_ms'))
+    rest = float(np.mean([run.ms for run in runs])) - draft - verify
+    return {'draft': round(draft, 5), 'verify': round(verify, 5), 'closing': round(rest, 5)}
+
+
 def row(runs: dict[str, list[Run]], name: str, block: int, kind: str) -> dict[str, Any]:
     """Return everything about one contender of one split."""
     mine = runs[name]
@@ -128,6 +137,7 @@ def row(runs: dict[str, list[Run]], name: str, block: int, kind: str) -> dict[st
         'wall_clock': {'same_kernel': same, 'eager': eager,
                        'reasoning_ms': time_summary([run.ms for run in mine])},
         'draft_ms': round(draft_ms, 5), 'verify_ms': round(verify_ms, 5),
+        'breakdown_ms': breakdown(mine),
         'iterations': round(float(iterations.mean()), 5),
         'iterations_histogram': np.bincount(iterations).tolist(),
         'acceptance_by_offset': acceptance_by_offset(mine, block),
@@ -138,7 +148,7 @@ def row(runs: dict[str, list[Run]], name: str, block: int, kind: str) -> dict[st
     return result
 
 
-def split_report(taken: Sequence[Taken], drafts: dict[str, DraftConfig],
+def split_report(taken: Sequence[Taken], drafts: Mapping[str, DraftConfig],
                  floor_block: int) -> dict[str, Any]:
     """
     Return one split: the floor first, then every draft; greedy decoding's times beside them.
@@ -154,25 +164,21 @@ def split_report(taken: Sequence[Taken], drafts: dict[str, DraftConfig],
     tokens = [len(run.ids) for run in runs[PLAIN]]
     return {'clips': len(taken), 'tokens': round(float(np.mean(tokens)), 4),
             'greedy': {name: {'reasoning_ms': time_summary([run.ms for run in runs[name]]),
-                              'step_ms': round(per_iteration(runs[name], 'verify_ms'), 5)}
+                              'step_ms': round(per_iteration(runs[name], 'verify_ms'), 5),
+                              'breakdown_ms': breakdown(runs[name])}
                        for name in (PLAIN, EAGER)},
             'drafts': rows, 'comparisons': comparisons(runs, drafts)}
 
 
 def comparisons(runs: dict[str, list[Run]],
-                drafts: dict[str, DraftConfig]) -> dict[str, dict[str, Any]]:
-    """Return paired differences of L: flat minus mirror, and post-trained minus plain."""
-    found = {}
-    for name in drafts:
-        for ending, other in (('aarl', name.replace('-aarl', '')),
-                              ('flat', name.replace('-flat', '-mirror'))):
-            if ending in name and other != name and other in drafts:
-                found[f'{name} - {other}'] = difference_interval(counts(runs[name]),
-                                                                 counts(runs[other]))
-    return found
+                drafts: Mapping[str, DraftConfig]) -> dict[str, dict[str, object]]:
+    """Return paired differences of L: flat minus mirror, and post-trained minus before."""
+    pairs = [*rotary_pairs(drafts), *training_pairs(drafts)]
+    return {f'{first} - {second}': difference_interval(counts(runs[first]), counts(runs[second]))
+            for first, second in pairs}
 
 
-def length_report(taken: Sequence[Taken], drafts: dict[str, DraftConfig],
+def length_report(taken: Sequence[Taken], drafts: Mapping[str, DraftConfig],
                   floor_block: int) -> dict[str, Any]:
     """Return the report of every split among the clips taken."""
     splits = list(dict.fromkeys(clip.split for clip in taken))

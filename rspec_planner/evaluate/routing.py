@@ -177,7 +177,7 @@ class DisturbanceProbe:
     """
 
     def __init__(self, plain: Contender, every: int = 1) -> None:
-        """Disturb every `every`-th clip, decoding with `plain`."""
+        """Disturb every `every`-th pair of twins, decoding with `plain`."""
         self._plain, self._every, self._seen = plain, every, 0
         self._donors: dict[str, np.ndarray] = {}  # one history per opener
         self._flags: list[dict[str, bool]] = []
@@ -187,7 +187,7 @@ class DisturbanceProbe:
         own = opener(frame.history)
         donors = [name for name in self._donors if name != own]
         self._seen += 1
-        if donors and not (self._seen - 1) % self._every:
+        if donors and not (self._seen - 1) // 2 % self._every:
             chosen = donors[self._seen % len(donors)]
             self._disturb(stand, frame, taken.runs[PLAIN].ids, own, chosen)
         self._donors[own] = frame.observation.ego_poses

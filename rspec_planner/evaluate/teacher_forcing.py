@@ -122,10 +122,17 @@ def _block(draft: Dflash, asked: _Asked) -> tuple[Tensor, Tensor]:
     anchors, block = asked.anchors, draft.cfg.block
     features = draft.fuse(asked.taps[:, :, asked.context])
     kv = draft.context_kv(features, *asked.tables(asked.context))
-    rows = (anchors[:, None] + torch.arange(block, device=anchors.device)).flatten()
+    places = (anchors[:, None] + torch.arange(block, device=anchors.device)).flatten()
     mask = block_visible(anchors[None], asked.context, block, asked.window)
-    weights, hidden = draft.attention(asked.ids[anchors][None], *asked.tables(rows), kv, mask)
-    return draft.logits(hidden.view(len(anchors), block, -1)[:, 1:]), weights[:, 0]
+    weights, hidden = draft.attention(asked.ids[anchors][None], *asked.tables(places), kv, mask)
+    rows = hidden.view(len(anchors), block, -1)[:, 1:]
+    if draft.correction is None:
+        return draft.logits(rows), weights[:, 0]
+    before, logits = asked.ids[anchors], []
+    for row in rows.unbind(1):  # left to right, each offset given the choice before it
+        logits.append(draft.logits(row, before))
+        before = draft.target_ids(logits[-1].argmax(-1))
+    return torch.stack(logits, dim=1), weights[:, 0]
 
 
 def _chain(draft: Eagle3, asked: _Asked) -> tuple[Tensor, Tensor]:

@@ -35,9 +35,9 @@ def target():
     return new_target(smoke=True)[0].eval().requires_grad_(False)
 
 
-def make(target, kind, window, rotary, block=5):
+def make(target, kind, window, rotary, block=5, **over):
     build, network = ((dflash_config, Dflash) if kind == 'dflash' else (eagle3_config, Eagle3))
-    cfg = build(target.cfg, window=window, rotary=rotary, block=block)
+    cfg = build(target.cfg, window=window, rotary=rotary, block=block, **over)
     draft = network(cfg).initialise(target.text, seed=3).eval().requires_grad_(False)
     return draft.bind(target.text, target.cfg.tokens)
 
@@ -62,7 +62,16 @@ def speak(target, draft, seed=0):
 @pytest.mark.parametrize('kind, window, rotary', list(itertools.product(
     ('dflash', 'eagle3'), (0, 1, 4), ('flat', 'mirror'))))
 def test_all_anchors_at_once_equal_the_executor(target, kind, window, rotary):
-    draft = make(target, kind, window, rotary)
+    check_parity(target, make(target, kind, window, rotary))
+
+
+def test_a_reduced_head_and_a_correction_equal_the_executor_too(target):
+    draft = make(target, 'dflash', 4, 'flat', draft_vocab=30, correction_rank=4)
+    draft.correction.after.normal_(generator=torch.Generator().manual_seed(1))
+    check_parity(target, draft)
+
+
+def check_parity(target, draft):
     spoken, stage = speak(target, draft)
     anchors = range(PROMPT, PROMPT + TEXT - 1)
     answer = ask(draft, spoken, anchors)

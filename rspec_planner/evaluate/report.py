@@ -1,0 +1,219 @@
+# Copyright 2026 rspec_planner authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""
+The evaluations behind `rspec eval length|exactness|attention|routing|reuse`.
+
+Each builds a stand, chooses who decodes and what is looked at, and surveys the splits once.
+`evaluate_reasoning` asks all questions in the same pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+import os
+from pathlib import Path
+import time
+from typing import Any
+
+import torch
+
+from rspec_planner.errors import ConfigurationError
+from rspec_planner.evaluate.attention import AttentionProbe
+from rspec_planner.evaluate.bench import hardware
+from rspec_planner.evaluate.exactness import Divergences, exactness_report
+from rspec_planner.evaluate.floor import floor_table, TRAIN_CLIPS
+from rspec_planner.evaluate.length import length_report
+from rspec_planner.evaluate.pairs import described
+from rspec_planner.evaluate.reasoning_runs import Contender, draft_label, Stand
+from rspec_planner.evaluate.reuse import reuse_report
+from rspec_planner.evaluate.routing import DisturbanceProbe, RoutingProbe
+from rspec_planner.evaluate.survey import chosen_splits, Probe, Progress, Survey, Taken
+from rspec_planner.model.checkpoint import read_manifest
+from rspec_planner.model.draft import DraftConfig
+from rspec_planner.planner.drafts import draft_folder, EMBEDDED, embedded_drafts, EMBEDDED_NAMES
+from rspec_planner.planner.reasoner import GUESS_ROOM
+from rspec_planner.world.splits import split_specs
+
+QUESTIONS = ('length', 'exactness', 'attention', 'routing', 'reuse')
+#: block of the floor, the paper's K
+FLOOR_BLOCK = 16
+#: at least so many clips of a whole run are looked at by the slower probes
+ATTENTION_CLIPS, DISTURBED_CLIPS = 120, 200
+Bars = Callable[[str], AbstractContextManager[Progress]]
+
+
+@contextmanager
+def no_bars(label: str) -> Iterator[Progress]:
+    """Show nothing."""
+    yield lambda done, total: None
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is evaluated, on how many clips, and where."""
+
+    drafts: tuple[str, ...] = ()  # embedded names or folders; empty: all embedded ones
+    readers: tuple[str, ...] = ()  # more drafts, whose attention alone is looked at
+    split: str = 'all'
+    clips: int | None = None  # of each split
+    checkpoint: str | Path = 'tiny'
+    device: str = 'cpu'
+    floor_clips: int = TRAIN_CLIPS
+    drives: int = 5
+    frames: int = 60
+
+    def loop_drafts(self) -> tuple[str, ...]:
+        """Return the drafts that decode; ConfigurationError when there is none."""
+        found = self.drafts or embedded_drafts()
+        if not found:
+            raise ConfigurationError('no draft is embedded and none was given; train one with '
+                                     'rspec train dflash and give its folder with --draft')
+        return tuple(dict.fromkeys(found))
+
+    def total_clips(self) -> int:
+        """Return how many clips a survey takes."""
+        return sum(len(split_specs(name, self.clips)) for name in chosen_splits(self.split))
+
+
+def every(total: int, wanted: int) -> int:
+    """Return the step in pairs that looks at `wanted` of `total` clips or more."""
+    return max(total // wanted, 1)
+
+
+class Evaluation:
+    """One subject's stand, contenders and probes."""
+
+    def __init__(self, subject: Subject, questions: Collection[str]) -> None:
+        """Load everything that the questions need."""
+        self.subject, self.questions = subject, questions
+        loop = subject.loop_drafts()
+        folder = EMBEDDED / str(subject.checkpoint) if subject.checkpoint in EMBEDDED_NAMES \
+            else Path(subject.checkpoint)
+        chosen = tuple(dict.fromkeys((*loop, *subject.readers)))
+        self.stand = Stand(subject.checkpoint, subject.device, drafts=chosen, guess=GUESS_ROOM)
+        self.loop = [draft_label(draft_folder(name, folder)) for name in loop]
+        self.configs: dict[str, DraftConfig] = {
+            name: self.stand.drafts[name].cfg for name in self.loop}
+        self.divergences = Divergences()
+        self.routing = RoutingProbe({name: self.stand.drafts[name] for name in self.loop})
+        self.plain = self.stand.plain()
+        total = subject.total_clips()
+        # drafts without a window say most; with none among them, the others are looked at
+        readers = {name: draft for name, draft in self.stand.drafts.items()
+                   if draft.cfg.window == 0} or self.stand.drafts
+        self.attention = AttentionProbe(readers, every(total, ATTENTION_CLIPS))
+        self.disturbance = DisturbanceProbe(self.plain, every(total, DISTURBED_CLIPS))
+
+    def contenders(self) -> list[Contender]:
+        """Return who decodes every clip, plain decoding first."""
+        stand, asked = self.stand, self.questions
+        found: list[Contender] = [self.plain]
+        if 'length' in asked:
+            table = floor_table(stand.tokenizer, self.subject.floor_clips)
+            found += [stand.eager(), stand.floor(table, FLOOR_BLOCK)]
+        if {'length', 'exactness', 'routing'} & set(asked):
+            found += [stand.speculative(name) for name in self.loop]
+        if 'exactness' in asked:
+            found += [stand.junk(block)
+                      for block in sorted({cfg.block for cfg in self.configs.values()})]
+        return found
+
+    def probes(self) -> list[Probe]:
+        """Return what looks at every frame; the one that spoils the cache comes last."""
+        asked = self.questions
+        found: list[Probe] = []
+        if 'exactness' in asked:
+            found.append(self.divergences)
+        if 'attention' in asked:
+            found.append(self.attention)
+        if 'routing' in asked:
+            found += [self.routing, self.disturbance]
+        return found
+
+    def run(self, bars: Bars) -> dict[str, Any]:
+        """Return the report of every question."""
+        result: dict[str, Any] = {}
+        started = time.monotonic()
+        if set(self.questions) - {'reuse'}:
+            survey = Survey(self.stand, self.contenders(), self.probes(),
+                            act='exactness' in self.questions)
+            with bars('clips') as show:
+                taken = survey.run(self.subject.split, self.subject.clips, progress=show)
+            result.update(self._reports(taken))
+        result['survey_seconds'] = round(time.monotonic() - started, 1)
+        if 'reuse' in self.questions:
+            with bars('drives') as show:
+                result['reuse'] = reuse_report(self.stand, self.loop[0], self.subject.drives,
+                                               self.subject.frames, show)
+        return result
+
+    def _reports(self, taken: Sequence[Taken]) -> dict[str, Any]:
+        asked = self.questions
+        found: dict[str, Any] = {}
+        if 'length' in asked:
+            found['length'] = {**length_report(taken, self.configs, FLOOR_BLOCK),
+                               'floor_clips': self.subject.floor_clips}
+        if 'exactness' in asked:
+            found['exactness'] = exactness_report(taken, self.configs, self.divergences)
+        if 'attention' in asked:
+            found['attention'] = self.attention.report()
+        if 'routing' in asked:
+            found['routing'] = {**self.routing.report(),
+                                'disturbance': self.disturbance.report()}
+        return found
+
+    def header(self) -> dict[str, Any]:
+        """Return what was measured and where."""
+        subject, target = self.subject, self.stand.target
+        manifest = read_manifest(self.stand.folder)
+        return {'split': subject.split, 'checkpoint': str(subject.checkpoint),
+                'revision': manifest.get('revision', ''), 'profile': target.cfg.name,
+                'device': subject.device, 'hardware': hardware(self.stand.device),
+                'threads': torch.get_num_threads(),
+                'processors': len(os.sched_getaffinity(0)), 'torch': torch.__version__,
+                'precision': str(target.dtype).removeprefix('torch.'),
+                'draft_shapes': {
+                    name: {'name': draft.cfg.name, 'shape': described(draft.cfg),
+                           'kind': draft.cfg.kind, 'block': draft.cfg.block,
+                           'window': draft.cfg.window, 'rotary': draft.cfg.rotary,
+                           'parameters': draft.num_parameters()}
+                    for name, draft in self.stand.drafts.items()}}
+
+
+def evaluate_reasoning(questions: Collection[str], subject: Subject,
+                       bars: Bars = no_bars) -> dict[str, Any]:
+    """
+    Return header and one report per question, see QUESTIONS.
+
+    Raises ConfigurationError for an unknown split or without any draft, and EngineError for an
+    unusable checkpoint or draft.
+    """
+    evaluation = Evaluation(subject, tuple(questions))
+    reports = evaluation.run(bars)
+    return {**evaluation.header(), **reports}
+
+
+def evaluate_one(question: str, subject: Subject, bars: Bars = no_bars) -> dict[str, Any]:
+    """
+    Return the report of one question with its keys at the top level.
+
+    length: the keys of a single split also stand at the top.
+    """
+    result = evaluate_reasoning((question,), subject, bars)
+    report = result.pop(question)
+    if question == 'length' and len(report['splits']) == 1:
+        report = {**next(iter(report['splits'].values())), **report}
+    return {**result, **report}

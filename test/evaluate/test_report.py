@@ -1,0 +1,119 @@
+# Copyright 2026 rspec_planner authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""All questions in one pass over toy checkpoints: the keys, the counts and what must agree."""
+
+import json
+
+from drafted import toy_folders
+import pytest
+
+from rspec_planner.errors import ConfigurationError, EngineError
+from rspec_planner.evaluate.report import evaluate_one, evaluate_reasoning, QUESTIONS, Subject
+from rspec_planner.train.profiles import new_target
+from rspec_planner.train.saving import export
+
+
+@pytest.fixture(scope='module')
+def folders(tmp_path_factory):
+    return toy_folders(tmp_path_factory.mktemp('toy'))
+
+
+@pytest.fixture(scope='module')
+def result(folders):
+    target, drafts = folders
+    subject = Subject(drafts=(str(drafts['block']), str(drafts['chain'])),
+                      readers=(str(drafts['whole-flat']), str(drafts['whole-mirror'])),
+                      split='val', clips=4, checkpoint=target, floor_clips=8, drives=1, frames=2)
+    return evaluate_reasoning(QUESTIONS, subject)
+
+
+def test_the_report_is_plain_json(result):
+    assert json.loads(json.dumps(result)) == result
+    assert result['draft_shapes']['block']['block'] == 6
+    assert set(QUESTIONS) <= set(result)
+
+
+def test_every_draft_says_and_drives_what_greedy_decoding_does(result):
+    exact = result['exactness']
+    assert exact['clips'] == 4
+    assert exact['token_mismatches'] == exact['trajectory_mismatches'] == 0
+    assert set(exact['drafts']) == {'block', 'chain'}
+    assert exact['largest_deviation_mm'] < exact['tolerance_mm']
+
+
+def test_lengths_come_with_floor_intervals_and_clocks(result):
+    split = result['length']['splits']['val']
+    assert list(split['drafts']) == ['floor', 'block', 'chain']
+    for name, row in split['drafts'].items():
+        low, high = row['accepted_length']['ci95']
+        mean = row['accepted_length']['mean']
+        assert low <= mean <= high and mean >= 1.0
+        assert row['routine_share'] == pytest.approx((mean - 1) / mean, abs=1e-4)
+        assert row['wall_clock_ratio_same_kernel'] > 0 and row['wall_clock_ratio_eager'] > 0
+        assert sum(row['iterations_histogram']) == 4
+        assert ('above_floor' in row) == (name != 'floor')
+        parts = row['breakdown_ms']
+        assert min(parts.values()) >= 0.0
+    block = split['drafts']['block']
+    expected = block['accepted_length']['mean'] / (1 + block['c'])
+    assert block['theoretical_speedup'] == pytest.approx(expected, rel=1e-3)
+
+
+def test_attention_is_that_of_the_drafts_that_read_everything(result):
+    attention = result['attention']
+    assert set(attention['drafts']) == {'whole-flat', 'whole-mirror'}
+    for row in attention['drafts'].values():
+        for layer in row['layers']:
+            total = sum(layer[group]['mean'] for group in ('visual', 'history', 'text',
+                                                           'generated'))
+            assert total == pytest.approx(1.0, abs=1e-3)
+        assert row['controls']['as trained']['change']['mean'] == 0.0
+        assert {'other rotary', 'no visual columns', 'window 1', 'window 8', 'window 64'} <= set(
+            row['controls'])
+    assert list(attention['shift']) == ['whole-flat - whole-mirror']
+
+
+def test_routing_counts_every_token_once(result):
+    routing, split = result['routing'], result['length']['splits']['val']
+    total = sum(routing['kinds'].values())
+    assert total == pytest.approx(4 * split['tokens'])
+    for name in ('block', 'chain'):
+        kinds = routing['drafts'][name]['kinds'].values()
+        assert sum(kind['tokens'] for kind in kinds) == total - 4  # the first is of no iteration
+
+
+def test_reuse_is_exact_and_has_every_spacing(result):
+    reuse = result['reuse']
+    assert reuse['frames'] == 2 and reuse['token_mismatches'] == 0
+    assert list(reuse['ways']) == ['greedy', 'stateless', '0.1 s', '0.2 s', '0.5 s']
+
+
+def test_one_question_has_its_keys_at_the_top(folders):
+    target, drafts = folders
+    found = evaluate_one('length', Subject(drafts=(str(drafts['block']),), split='on-shelf',
+                                           clips=2, checkpoint=target, floor_clips=4))
+    assert found['drafts']['block'] == found['splits']['on-shelf']['drafts']['block']
+    assert found['clips'] == 2 and found['revision'] == 'r1'
+
+
+def test_refusals_name_the_remedy(folders, tmp_path):
+    target, drafts = folders
+    with pytest.raises(ConfigurationError, match='in-shelf'):
+        evaluate_one('length', Subject(drafts=(str(drafts['block']),), split='in-shelf',
+                                       checkpoint=target))
+    with pytest.raises(ConfigurationError, match='nowhere'):
+        evaluate_one('length', Subject(drafts=('nowhere',), checkpoint=target))
+    other = export(*new_target(smoke=True, seed=5), tmp_path / 'other', {})
+    with pytest.raises(EngineError, match='trained for target'):
+        evaluate_one('exactness', Subject(drafts=(str(drafts['block']),), checkpoint=other))
