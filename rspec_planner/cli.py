@@ -187,15 +187,17 @@ def record_world(out: Path, scenario: Sequence[str], seconds: float, seed: int, 
 @click.option('--checkpoint', default='', help='Overrides model.checkpoint of --params.')
 @click.option('--device', default='', help='Overrides model.device of --params.')
 @click.option('--seed', type=int, help='Overrides model.seed of --params.')
+@click.option('--draft', default='', help='Overrides speculation.draft of --params: an embedded '
+              "name, a folder, or 'none' for one token per target forward.")
 @click.option('--overwrite', is_flag=True, help='Replace an existing --out bag.')
 @reports()
 def plan(bag: Path, out: Path | None, records: Path | None, topics: Path | None,
-         params: Path | None, checkpoint: str, device: str, seed: int | None,
+         params: Path | None, checkpoint: str, device: str, seed: int | None, draft: str,
          overwrite: bool) -> Mapping[str, Any]:
     """Plan BAG offline, without DDS; the same bag and seed give the same records."""
     from rspec_planner.offline import OfflineOptions, plan_bag
     options = OfflineOptions(out=out, records=records, topics=topics, params=params,
-                             checkpoint=checkpoint, device=device, seed=seed,
+                             checkpoint=checkpoint, device=device, seed=seed, draft=draft,
                              overwrite=overwrite)
     return plan_bag(bag, options, progress=functools.partial(progress, label='planning'))
 

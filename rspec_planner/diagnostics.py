@@ -210,15 +210,17 @@ def latency_status(statistics: CycleStatistics, last: CycleResult | None,
 
 
 def speculation_status(last: CycleResult | None) -> DiagnosticStatus:
-    """Return the `speculation` task; without a draft every iteration commits one token."""
+    """Return the `speculation` task of the last plan."""
     plan = last.plan if last is not None else None
     if plan is None:
         return make_status('speculation', OK, 'no plan yet', {'enabled': False})
     stats = plan.reasoning.stats
-    # Without a draft the loop still measures a few microseconds between two forwards.
-    enabled = any(count > 1 for count in stats.committed)
+    enabled = stats.block > 1
     message = 'drafts are verified' if enabled else 'off: the target decodes alone'
+    if stats.reused:
+        message += f'; {stats.reused} tokens of the last reasoning held'
     return make_status('speculation', OK, message, {
-        'enabled': enabled, 'mean_accepted_length': stats.accepted_length,
-        'iterations': stats.iterations,
-        'draft_ms': stats.draft_ms, 'verify_ms': stats.verify_ms})
+        'enabled': enabled, 'block_size': stats.block,
+        'mean_accepted_length': stats.accepted_length, 'iterations': stats.iterations,
+        'reused_tokens': stats.reused, 'draft_ms': stats.draft_ms,
+        'verify_ms': stats.verify_ms})

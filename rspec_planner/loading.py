@@ -60,11 +60,15 @@ def load_live_planner(parameters: NodeParameters) -> Any:
 def load_planner(parameters: NodeParameters) -> Any:
     """Return the Planner of the checkpoint; raises EngineError with the remedy."""
     from rspec_planner.planner.pipeline import Planner
+    speculation = parameters.speculation
     return Planner.load(
         parameters.model.checkpoint, device=parameters.model.device, seed=parameters.model.seed,
-        num_samples=parameters.planning.num_samples, flow_steps=parameters.planning.flow_steps,
+        num_samples=parameters.planning.num_samples,
+        flow_steps=parameters.planning.flow_steps or None,
         max_reasoning_tokens=parameters.planning.max_reasoning_tokens,
-        use_vision_cache=parameters.model.vision_cache)
+        use_vision_cache=parameters.model.vision_cache,
+        draft=speculation.draft if speculation.enabled else None,
+        reuse=speculation.enabled and speculation.reuse)
 
 
 def warm_up_observation(profile: ProfileConfig) -> Observation:
@@ -95,7 +99,7 @@ def warm_up(planner: Any) -> float:
 
 def manifest_sha256(checkpoint: str) -> str:
     """Return the hash of a checkpoint's manifest, which holds those of its files; '' if none."""
-    from rspec_planner.planner.pipeline import EMBEDDED, EMBEDDED_NAMES
+    from rspec_planner.planner.drafts import EMBEDDED, EMBEDDED_NAMES
     folder = EMBEDDED / checkpoint if checkpoint in EMBEDDED_NAMES else Path(checkpoint)
     manifest = folder / 'manifest.json'
     return hashlib.sha256(manifest.read_bytes()).hexdigest() if manifest.is_file() else ''

@@ -78,6 +78,7 @@ class OfflineOptions:
     checkpoint: str = ''
     device: str = ''
     seed: int | None = None
+    draft: str = ''  # 'none' decodes autoregressively
     overwrite: bool = False
 
 
@@ -88,6 +89,7 @@ class _Tally:
     plans: int = 0
     committed: int = 0
     iterations: int = 0
+    reused: int = 0
     skipped: Counter[str] = field(default_factory=Counter)
     last_skip: Skip | None = None
     times: LatencyWindow = field(default_factory=lambda: LatencyWindow(size=1_000_000))
@@ -102,6 +104,7 @@ class _Tally:
         self.plans += 1
         self.committed += sum(stats.committed)
         self.iterations += stats.iterations
+        self.reused += stats.reused
         self.times.add(result.times.total_ms)
 
 
@@ -192,6 +195,7 @@ def record_of(plan: Plan) -> dict[str, Any]:
     return {'t0_ns': plan.t0_ns, 'text': plan.reasoning.text,
             'tokens': list(plan.reasoning.token_ids), 'complete': plan.reasoning.complete,
             'iterations': stats.iterations, 'committed': list(stats.committed),
+            'reused': stats.reused,
             'poses': plan.poses.tolist(), 'speeds': plan.speeds.tolist()}
 
 
@@ -199,7 +203,10 @@ def read_parameters(options: OfflineOptions) -> NodeParameters:
     """Return the node's parameters with the overrides of the command line."""
     values = load_yaml_parameters(options.params or config_path(PARAMETER_FILE))
     overrides = {'model.checkpoint': options.checkpoint, 'model.device': options.device,
-                 'model.seed': options.seed}
+                 'model.seed': options.seed,
+                 'speculation.draft': '' if options.draft == 'none' else options.draft,
+                 'speculation.enabled': False if options.draft == 'none'
+                 else True if options.draft else None}
     given = {key: value for key, value in overrides.items() if value not in ('', None)}
     raise_problems(value_problems(given, 'the command line'))
     values.update(given)
@@ -293,5 +300,7 @@ def _require_plans(bag: Path, tally: _Tally) -> None:
 def _report(tally: _Tally, records: Path, out: Path | None) -> dict[str, Any]:
     report = {'plans': tally.plans, 'skipped': dict(tally.skipped),
               'accepted_length': tally.committed / tally.iterations if tally.iterations else 0.0,
+              'iterations_per_plan': tally.iterations / tally.plans,
+              'reused_tokens_per_plan': tally.reused / tally.plans,
               'frame_ms': tally.times.summary(), 'records': str(records)}
     return {**report, 'bag': str(out)} if out is not None else report

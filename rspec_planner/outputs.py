@@ -82,6 +82,11 @@ def quiet_events() -> PublisherEventCallbacks:
     return PublisherEventCallbacks(use_default_callbacks=False)
 
 
+#: numbers below ~/debug/speculation/
+SPECULATION = ('iterations', 'mean_accepted_length', 'tokens_per_second', 'reused_tokens',
+               'draft_ms', 'verify_ms')
+
+
 class Outputs:
     """All publishers of plans; created at configure, silent until the node is active."""
 
@@ -95,8 +100,7 @@ class Outputs:
         self._marker = self._create(MarkerArray, '~/debug/marker')
         names = ['processing_time_ms', 'pipeline_latency_ms', 'cyclic_time_ms',
                  *(f'{stage}/processing_time_ms' for stage in STAGES),
-                 'speculation/iterations', 'speculation/mean_accepted_length',
-                 'speculation/tokens_per_second']
+                 *(f'speculation/{name}' for name in SPECULATION)]
         self._numbers = {name: self._create(Float64, f'~/debug/{name}') for name in names}
 
     def publish_plan(self, plan: Plan) -> None:
@@ -123,10 +127,8 @@ class Outputs:
         if self.parameters.debug.stage_times:
             for stage in STAGES:
                 self._number(f'{stage}/processing_time_ms', getattr(plan.times, f'{stage}_ms'))
-        stats = plan.reasoning.stats
-        self._number('speculation/iterations', stats.iterations)
-        self._number('speculation/mean_accepted_length', stats.accepted_length)
-        self._number('speculation/tokens_per_second', tokens_per_second(plan))
+        for name, value in speculation_numbers(plan).items():
+            self._number(f'speculation/{name}', value)
 
     def destroy(self) -> None:
         """Take the publishers off the graph, for cleanup."""
@@ -141,6 +143,21 @@ class Outputs:
         return self._node.create_lifecycle_publisher(
             kind, topic, output_qos(), event_callbacks=quiet_events(),
             qos_overriding_options=QoSOverridingOptions.with_default_policies())
+
+
+def speculation_numbers(plan: Plan) -> dict[str, float]:
+    """
+    Return the numbers below ~/debug/speculation/ of a plan.
+
+    A plan whose whole reasoning was reused had no iteration, and so has no accepted length.
+    """
+    stats = plan.reasoning.stats
+    values = {'iterations': stats.iterations, 'mean_accepted_length': stats.accepted_length,
+              'tokens_per_second': tokens_per_second(plan), 'reused_tokens': stats.reused,
+              'draft_ms': stats.draft_ms, 'verify_ms': stats.verify_ms}
+    if not stats.iterations:
+        del values['mean_accepted_length']
+    return values
 
 
 def tokens_per_second(plan: Plan) -> float:

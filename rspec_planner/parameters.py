@@ -291,8 +291,17 @@ class PlanningParameters:
 
     rate_hz: float
     num_samples: int
-    flow_steps: int
+    flow_steps: int  # 0: the checkpoint's own
     max_reasoning_tokens: int
+
+
+@dataclass(frozen=True)
+class SpeculationParameters:
+    """How the reasoning is decoded; the text is the same in every case."""
+
+    enabled: bool
+    draft: str  # 'default', the name of an embedded draft, or a folder
+    reuse: bool
 
 
 @dataclass(frozen=True)
@@ -350,6 +359,7 @@ class NodeParameters:
     cameras: CameraParameters
     sync: SyncParameters
     planning: PlanningParameters
+    speculation: SpeculationParameters
     deadline: DeadlineParameters
     output: OutputParameters
     vehicle: VehicleParameters

@@ -38,6 +38,7 @@ class DecodeStats:
     verify_ms: float = 0.0
     reused: int = 0  # tokens that the prefill committed beyond the first, see decode.reuse
     closing_forwards: int = 0  # target forwards that only completed the expert's context
+    block: int = 1  # B, the width of a verify; 1 without a draft
 
     @property
     def accepted_length(self) -> float:

@@ -35,7 +35,8 @@ from rspec_planner.evaluate.clips import render_clips
 from rspec_planner.evaluate.results import write_driving
 from rspec_planner.evaluate.scores import answer_of, ClipScore, score_of, split_report
 from rspec_planner.model.checkpoint import load_target, read_manifest
-from rspec_planner.planner.pipeline import EMBEDDED, EMBEDDED_NAMES, Planner
+from rspec_planner.planner.drafts import EMBEDDED, EMBEDDED_NAMES
+from rspec_planner.planner.pipeline import Planner
 from rspec_planner.planner.prompt import build_prompt, Prompt
 from rspec_planner.planner.tokenizer import load_tokenizer
 from rspec_planner.world.clip import Clip

@@ -101,7 +101,8 @@ class PlanMonitor:
         self._arrivals: deque[float] = deque()
         self._sim_ns: int | None = None
         self._windows = {name: LatencyWindow() for name in (
-            'processing_time_ms', 'pipeline_latency_ms', 'speculation/mean_accepted_length')}
+            'processing_time_ms', 'pipeline_latency_ms', 'speculation/mean_accepted_length',
+            'speculation/iterations', 'speculation/reused_tokens')}
         latest = QoSProfile(depth=10)
         node.create_subscription(String, f'{namespace}/output/reasoning_stamped',
                                  self._on_reasoning, latest)
@@ -126,6 +127,8 @@ class PlanMonitor:
             'processing_ms': self._windows['processing_time_ms'].summary(),
             'pipeline_latency_ms': self._windows['pipeline_latency_ms'].summary(),
             'accepted_length': round(self._windows['speculation/mean_accepted_length'].p50, 3),
+            'iterations': round(self._windows['speculation/iterations'].p50, 1),
+            'reused_tokens': round(self._windows['speculation/reused_tokens'].p50, 1),
             'skipped': self.skipped(),
             'diagnostics': {task: {'level': LEVELS[level], 'message': message}
                             for task, (level, message, _) in sorted(self.diagnostics.items())}}
@@ -199,7 +202,8 @@ def view(state: dict[str, Any]) -> list[str]:
         lines += [f't0        {state["t0_ns"] / 1e9:.3f}   age {state["age_ms"]:.0f} ms   '
                   f'{state["speed_mps"]:.1f} m/s   end {state["end_m"][0]:.1f} ahead, '
                   f'{state["end_m"][1]:+.1f} left',
-                  f'accepted  {state["accepted_length"]:.2f} tokens per iteration',
+                  f'accepted  {state["accepted_length"]:.2f} tokens per iteration, '
+                  f'{state["iterations"]:.0f} iterations, {state["reused_tokens"]:.0f} reused',
                   f'reasoning {state["reasoning"]}']
     else:
         lines.append('t0        no plan seen yet')

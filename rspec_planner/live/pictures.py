@@ -198,7 +198,8 @@ def _header(canvas: np.ndarray, plan: Plan, extras: Extras) -> None:
     if extras.notes:
         d.put_text(canvas, '  '.join(extras.notes), (x + 18, 42), d.MUTED, 17)
     stats = plan.reasoning.stats
-    figures = [('accepted length', f'{stats.accepted_length:.1f}'),
+    figures = [('accepted length', f'{stats.accepted_length:.1f}') if stats.iterations
+               else ('reused', f'{stats.reused + 1} tokens'),
                ('latency', f'{plan.times.total_ms:.0f} ms'),
                ('speed', f'{plan.speeds[0]:.1f} m/s'),
                ('t0', f'{plan.t0_ns / 1e9:.3f} s' if extras.elapsed_s is None

@@ -72,15 +72,17 @@ class RecordedDrive:
         speeds = np.array([p.velocities[0].linear.x for p in points])
         rates = np.array([p.velocities[0].angular.z for p in points])
         accelerations = np.array([p.accelerations[0].linear.x for p in points])
-        iterations = max(1, round(self._near('speculation/iterations', t0_ns)))
+        iterations = round(self._near('speculation/iterations', t0_ns))
         length = self._near('speculation/mean_accepted_length', t0_ns)
         # only the mean is published, so the iterations are told as equal ones
-        committed = _split_evenly(round(iterations * length), iterations)
+        committed = _split_evenly(round(iterations * length), iterations) if iterations else ()
+        stats = DecodeStats(iterations, committed,
+                            reused=round(self._near('speculation/reused_tokens', t0_ns)))
         times = {f'{s}_ms': self._near(f'{s}/processing_time_ms', t0_ns) for s in STAGES}
         return Plan(t0_ns, poses, speeds, accelerations, rates / np.maximum(speeds, 1e-3),
                     poses[None], speeds[None], matrix,
                     self.trajectories[t0_ns].header.frame_id,
-                    Reasoning((), self.texts[t0_ns], True, DecodeStats(iterations, committed)),
+                    Reasoning((), self.texts[t0_ns], True, stats),
                     StageTimes(**times), Verdict(True))
 
     def _near(self, name: str, t0_ns: int) -> float:

@@ -199,6 +199,8 @@ def tiny(tokens: TokenIds, vocab_size: int) -> ProfileConfig:
     Sizes are chosen for a whole frame of about 150 ms on two CPU cores (134 to 173 ms measured
     there). With a tower of width 160 and eight query heads it took 192 ms on the same cores; the
     softmax of the attention, whose cost follows the number of heads, was the largest part.
+    Five flow steps cost no accuracy: minADE of one sample on 48 validation clips was 0.226 m with
+    ten steps, 0.203 m with five and 0.183 m with two.
     """
     text = TextConfig(vocab_size=vocab_size, hidden_size=256, num_layers=4, num_heads=4,
                       num_kv_heads=2, head_dim=32, intermediate_size=640,
@@ -208,7 +210,8 @@ def tiny(tokens: TokenIds, vocab_size: int) -> ProfileConfig:
                           num_position_embeddings=576)
     expert = ExpertConfig(hidden_size=160, num_heads=4, intermediate_size=384,
                           in_proj_hidden_size=128)
-    return ProfileConfig(name='tiny', vision=vision, text=text, expert=expert, tokens=tokens)
+    return ProfileConfig(name='tiny', vision=vision, text=text, expert=expert, tokens=tokens,
+                         flow=FlowConfig(num_steps=5))
 
 
 def alpamayo_r1() -> ProfileConfig:

@@ -21,7 +21,7 @@ bit for bit; frames seen before are not encoded again, which changes no bit eith
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -29,26 +29,29 @@ from numpy.typing import NDArray
 import torch
 from torch import Tensor
 
-from rspec_planner.decode.loop import close, decode
-from rspec_planner.decode.state import DecodeState, DecodeStats
+from rspec_planner.decode.reuse import place_guess
+from rspec_planner.decode.stats import DecodeStats
 from rspec_planner.engine.executor import Executor
 from rspec_planner.engine.torch_executor import (
     flow_step_executor,
     prefill_executor,
-    verify_executor,
     vision_executor,
 )
 from rspec_planner.errors import ConfigurationError, EngineError, InputError
 from rspec_planner.model.checkpoint import load_target
 from rspec_planner.model.config import ProfileConfig
+from rspec_planner.model.draft import Draft
+from rspec_planner.model.draft_checkpoint import load_draft, target_digest
 from rspec_planner.model.flow import euler_sample
 from rspec_planner.model.target import Target
 from rspec_planner.model.text import KVCache
 from rspec_planner.model.unicycle import UnicycleActionSpace
+from rspec_planner.planner.drafts import draft_folder, EMBEDDED, EMBEDDED_NAMES
 from rspec_planner.planner.history import yaw_of
 from rspec_planner.planner.observation import Observation
 from rspec_planner.planner.plan import Plan, Reasoning, Verdict
 from rspec_planner.planner.prompt import build_prompt, max_prompt_length, Prompt
+from rspec_planner.planner.reasoner import draft_taps, GUESS_ROOM, Reasoner, tapped_tail
 from rspec_planner.planner.timing import StageTimer
 from rspec_planner.planner.tokenizer import load_tokenizer, Tokenizer
 from rspec_planner.planner.trajectory import check_trajectory
@@ -56,8 +59,6 @@ from rspec_planner.planner.vision_cache import FrameFeatures, VisionCache
 
 Floats = NDArray[np.float64]
 
-EMBEDDED = Path(__file__).parent.parent / 'resource'
-EMBEDDED_NAMES = ('tiny',)
 _CAPACITY_BUCKET = 64
 
 
@@ -67,9 +68,8 @@ class Stages:
 
     vision: Executor
     prefill: Executor
-    verify: Executor
+    reasoner: Reasoner  # draft and verify
     flow_step: Executor
-    capacity: int
 
 
 @dataclass(frozen=True)
@@ -82,13 +82,18 @@ class _Rollout:
     curvatures: Floats  # (N, 65)
 
 
-def torch_stages(target: Target, capacity: int, samples: int) -> Stages:
+def torch_stages(target: Target, capacity: int, samples: int, budget: int,
+                 draft: Draft | None = None) -> Stages:
     """Return PyTorch executors over one new KV cache of `capacity` rows."""
     cache = KVCache(target.cfg.text, 1, capacity, target.dtype, target.device)
+    taps = draft_taps(target, draft, capacity) if draft is not None else None
+    prefill = prefill_executor(target, cache, capacity, taps, min(budget, GUESS_ROOM),
+                               tapped_tail(draft) if draft is not None else 1)
     return Stages(vision=vision_executor(target, len(target.cfg.cameras.names)),
-                  prefill=prefill_executor(target, cache, capacity),
-                  verify=verify_executor(target, cache, width=1),
-                  flow_step=flow_step_executor(target, cache, samples), capacity=capacity)
+                  prefill=prefill,
+                  reasoner=Reasoner(target, cache, budget=budget, draft=draft, taps=taps,
+                                    positions=prefill.inputs['positions']),
+                  flow_step=flow_step_executor(target, cache, samples))
 
 
 class Planner:
@@ -96,19 +101,24 @@ class Planner:
 
     def __init__(self, target: Target, tokenizer: Tokenizer, *, seed: int = 0,
                  num_samples: int = 1, flow_steps: int | None = None,
-                 max_reasoning_tokens: int | None = None, use_vision_cache: bool = True) -> None:
+                 max_reasoning_tokens: int | None = None, use_vision_cache: bool = True,
+                 draft: Draft | None = None, reuse: bool = False) -> None:
+        """Without a draft decode autoregressively; `reuse` verifies the last text first."""
         self.profile: ProfileConfig = target.cfg
         self.tokenizer = tokenizer
         self._budget = _positive('max_reasoning_tokens', max_reasoning_tokens,
                                  target.cfg.max_reasoning_tokens)
         self._flow_steps = _positive('flow_steps', flow_steps, target.cfg.flow.num_steps)
         samples = _positive('num_samples', num_samples, 1)
-        # the anchor's row and the expert's scratch rows follow the longest text
-        rows = (max_prompt_length(target.cfg, tokenizer) + self._budget + 1
+        # a block and the expert's scratch rows follow the longest text
+        rows = (max_prompt_length(target.cfg, tokenizer) + self._budget
+                + (draft.cfg.block if draft is not None else 1)
                 + target.cfg.action_space.n_waypoints)
         rows += -rows % _CAPACITY_BUCKET
-        self._stages = torch_stages(target, rows, samples)
-        self._state = DecodeState(rows)
+        self.draft_name = draft.cfg.label if draft is not None else ''
+        self._stages = torch_stages(target, rows, samples, self._budget, draft)
+        self._reuse = reuse
+        self._last_ids: tuple[int, ...] = ()
         self._cache = VisionCache() if use_vision_cache else None
         self._space = UnicycleActionSpace(target.cfg.action_space)
         self._noise = _noise(target, samples, seed)
@@ -117,10 +127,12 @@ class Planner:
     @classmethod
     def load(cls, checkpoint: str | Path = 'tiny', *, device: str = 'cpu', seed: int = 0,
              num_samples: int = 1, flow_steps: int | None = None,
-             max_reasoning_tokens: int | None = None, use_vision_cache: bool = True) -> Planner:
+             max_reasoning_tokens: int | None = None, use_vision_cache: bool = True,
+             draft: str | None = None, reuse: bool = False) -> Planner:
         """
         Load a checkpoint folder, or an embedded one by name ('tiny').
 
+        draft: see `drafts.draft_folder`; None decodes autoregressively.
         Raises EngineError for a missing or damaged file and ConfigurationError for an argument
         that makes no sense.
         """
@@ -132,12 +144,16 @@ class Planner:
         if found != (target.cfg.tokens, target.cfg.text.vocab_size):
             raise EngineError(f'{directory}: tokenizer.json and config.json disagree about ids; '
                               'restore both from one checkpoint')
-        return cls(target.pack(), tokenizer, seed=seed, num_samples=num_samples,
+        target.pack()
+        routine = None if draft is None else \
+            load_draft(draft_folder(draft, directory), target, target_digest(directory))
+        return cls(target, tokenizer, seed=seed, num_samples=num_samples,
                    flow_steps=flow_steps, max_reasoning_tokens=max_reasoning_tokens,
-                   use_vision_cache=use_vision_cache)
+                   use_vision_cache=use_vision_cache, draft=routine, reuse=reuse)
 
     def reset(self) -> None:
         """Drop what is cached from earlier frames."""
+        self._last_ids = ()
         if self._cache is not None:
             self._cache.clear()
 
@@ -150,13 +166,13 @@ class Planner:
         timer = StageTimer(self._synchronize)
         with timer.stage('preprocess'):
             _check(observation, self.profile)
-            prompt = self._prepare(observation)
+            prompt, guess = self._prepare(observation)
         with timer.stage('encode'):
             self._encode(observation)
         with timer.stage('prefill'):
             self._stages.prefill.enqueue()
         with timer.stage('decode'):
-            reasoning, length = self._reason(prompt)
+            reasoning, length = self._reason(prompt, guess)
         with timer.stage('action'):
             actions = self._act(length, prompt.rope_delta)
         with timer.stage('postprocess'):
@@ -171,15 +187,16 @@ class Planner:
             odometry_frame=observation.odometry_frame, reasoning=reasoning,
             times=timer.times(), verdict=verdict, ages_ms=dict(observation.ages_ms))
 
-    def _prepare(self, observation: Observation) -> Prompt:
-        """Build the prompt and copy it into the prefill's buffers."""
+    def _prepare(self, observation: Observation) -> tuple[Prompt, tuple[int, ...]]:
+        """Put the prompt and the last reasoning, a guess, into the prefill's buffers."""
         prompt = build_prompt(self.profile, self.tokenizer, observation.ego_poses,
                               observation.navigation_text)
         inputs = self._stages.prefill.inputs
         inputs['ids'][:prompt.length] = torch.from_numpy(prompt.token_ids)
         inputs['positions'][:, :prompt.length] = torch.from_numpy(prompt.positions)
-        inputs['length'].fill_(prompt.length)
-        return prompt
+        guess = place_guess(self._stages.prefill, prompt.length, prompt.rope_delta,
+                            self._last_ids if self._reuse else ())
+        return prompt, guess
 
     def _encode(self, observation: Observation) -> None:
         """Put the features of all images into the prefill's buffers, new ones encoded."""
@@ -226,16 +243,12 @@ class Planner:
         inputs['features'][slot].copy_(frame.features)
         inputs['deepstack'][:, slot].copy_(frame.deepstack)
 
-    def _reason(self, prompt: Prompt) -> tuple[Reasoning, int]:
+    def _reason(self, prompt: Prompt, guess: tuple[int, ...]) -> tuple[Reasoning, int]:
         """Decode the reasoning; return it and the length of the expert's context."""
-        tokens, verify, state = self.profile.tokens, self._stages.verify, self._state
-        verify.inputs['rope_delta'].fill_(prompt.rope_delta)
-        first = int(self._stages.prefill.outputs['best'])
-        state.start(torch.from_numpy(prompt.token_ids), first, tokens.stop_ids)
-        stats = decode(verify, state, tokens.stop_ids, self._budget)
-        generated = state.generated
-        length, forwards = close(verify, state, tokens.traj_future_start)
-        return self._read(generated, replace(stats, closing_forwards=forwards)), length
+        generated, stats, length = self._stages.reasoner.reason(prompt, self._stages.prefill,
+                                                                guess)
+        self._last_ids = generated
+        return self._read(generated, stats), length
 
     def _read(self, ids: tuple[int, ...], stats: DecodeStats) -> Reasoning:
         """Return the reasoning of generated ids; its text ends at <|cot_end|>."""
