@@ -115,6 +115,7 @@ class AarlTrainer:
     def run(self, resume: bool = False) -> None:
         """Train to the end; validate at the start and at every checkpoint."""
         share_parameters(self.draft)
+        share_parameters(self.reference)
         if resume:
             self._restore()
         since, before = time.monotonic(), self.elapsed_s

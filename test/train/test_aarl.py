@@ -33,6 +33,7 @@ from rspec_planner.train.aarl import (
     kl_terms,
     policy_terms,
 )
+from rspec_planner.train.aarl_loop import AarlTrainer
 from rspec_planner.train.aarl_reward import TextPlanner
 from rspec_planner.train.aarl_sampling import (
     choose_starts,
@@ -308,7 +309,14 @@ def train(kind, rank, world):
 def work(rank, folder):
     torch.set_num_threads(1)
     dist.init_process_group('gloo', init_method=f'file://{folder}/meet', rank=rank, world_size=2)
-    torch.save({kind: train(kind, rank, 2) for kind in KINDS}, f'{folder}/{rank}.pt')
+    weights = {kind: train(kind, rank, 2) for kind in KINDS}
+    settings = replace(SMALL, max_steps=2, checkpoint_every=1, batch_clips=3, minutes=10.0)
+    target = toy_target()
+    cache = toy_cache(target, splits=('train',) * 8 + ('val',) * 4)
+    draft = toy_draft(target, 'dflash', seed=rank)  # rank 0 shares its weights
+    AarlTrainer(draft, target, cache, settings).run()
+    weights['loop'] = [p.detach().clone() for p in draft.parameters()]
+    torch.save(weights, f'{folder}/{rank}.pt')
     dist.destroy_process_group()
 
 
@@ -317,6 +325,7 @@ def test_two_processes_take_the_step_of_one_with_twice_the_clips(tmp_path, monke
     monkeypatch.setenv('GLOO_SOCKET_IFNAME', 'lo')
     processes.spawn(work, (str(tmp_path),), nprocs=2)
     first, second = (torch.load(tmp_path / f'{rank}.pt', weights_only=True) for rank in (0, 1))
+    assert all(torch.equal(one, two) for one, two in zip(first['loop'], second['loop']))
     for kind in KINDS:
         alone = train(kind, 0, 1)
         start = list(objective_of(kind, drift=0.02).draft.parameters())
