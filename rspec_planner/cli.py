@@ -31,8 +31,9 @@ from typing import Any
 import click
 
 from rspec_planner import __version__
+from rspec_planner.cli_evaluate import evaluate
 from rspec_planner.cli_report import CONTEXT, progress, reports
-from rspec_planner.cli_research import bench, evaluate, train
+from rspec_planner.cli_research import bench, train
 from rspec_planner.errors import ConfigurationError, RspecError
 
 TRACEBACK_VARIABLE = 'RSPEC_TRACEBACK'
@@ -41,6 +42,7 @@ TRACEBACK_VARIABLE = 'RSPEC_TRACEBACK'
 _REMEDIES = {
     'rclpy': 'pip install -r requirements-ros.txt, or source a ROS 2 installation',
     'torch': 'pip install torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu',
+    'matplotlib': 'pip install -r requirements-dev.txt',
 }
 
 

@@ -11,30 +11,35 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""The research subcommands of `rspec`: train, eval and bench."""
+"""The training and latency subcommands of `rspec`: train and bench."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import click
 
-from rspec_planner.cli_report import CONTEXT, reports, share
+from rspec_planner.cli_report import CONTEXT, reports
 
 
-class TargetCommand(click.Command):
+class SettingsCommand(click.Command):
     """Adds one option for each training setting, read when the command is really used."""
 
-    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        """Return the declared options and those of TargetSettings."""
-        from dataclasses import fields
+    #: module of rspec_planner.train and dataclass, and settings that the command decides itself
+    settings: ClassVar[tuple[str, str]]
+    fixed: ClassVar[frozenset[str]] = frozenset()
 
-        from rspec_planner.train.settings import TargetSettings
-        names = {parameter.name for parameter in self.params}
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        """Return the declared options and those of the settings."""
+        from dataclasses import fields
+        from importlib import import_module
+        module, name = self.settings
+        kind = getattr(import_module(f'rspec_planner.train.{module}'), name)
+        names = {parameter.name for parameter in self.params} | self.fixed
         extra: list[click.Parameter] = []
-        for field in fields(TargetSettings):
+        for field in fields(kind):
             flag = f'--{field.name.replace("_", "-")}'
             if field.name in names:
                 continue
@@ -46,6 +51,25 @@ class TargetCommand(click.Command):
                                           help=f'[{field.default}]'))
         own = super().get_params(ctx)
         return [*own[:-1], *extra, own[-1]]  # --help stays last
+
+
+class TargetCommand(SettingsCommand):
+    """Options of TargetSettings."""
+
+    settings = ('settings', 'TargetSettings')
+
+
+class DraftCommand(SettingsCommand):
+    """Options of DraftSettings; the command's name is the kind."""
+
+    settings = ('draft_settings', 'DraftSettings')
+    fixed = frozenset({'kind'})
+
+
+class AarlCommand(SettingsCommand):
+    """Options of AarlSettings."""
+
+    settings = ('aarl_settings', 'AarlSettings')
 
 
 @click.group(context_settings=CONTEXT)
@@ -69,27 +93,55 @@ def train_target(config: Path | None, out: Path, **options: Any) -> Mapping[str,
     return train_it(config, out, **options)
 
 
-@click.group('eval', context_settings=CONTEXT)
-def evaluate() -> None:
-    """Measure quality on the splits of the embedded world."""
+def draft_options(out: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Give a draft's training the options that all of them have."""
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        for option in reversed((
+                click.option('--config', type=click.Path(path_type=Path),
+                             help='YAML of training settings.'),
+                click.option('--out', type=click.Path(path_type=Path), default=Path(out),
+                             show_default=True, help='Receives checkpoint/ and logs.'),
+                click.option('--target', default='tiny', show_default=True,
+                             help='The frozen target: an embedded name or a folder.'),
+                click.option('--cache', type=click.Path(path_type=Path),
+                             help='Read what the target said from here instead of rendering.'),
+                click.option('--save-cache', type=click.Path(path_type=Path),
+                             help='Keep what the target said for later runs.'),
+                click.option('--resume', is_flag=True, help='Continue the saved state.'),
+                click.option('--smoke', is_flag=True, help='A handful of clips and steps.'),
+                click.option('--revision', default='', help='Git revision for the manifest.'))):
+            function = option(function)
+        return function
+    return decorate
 
 
-@evaluate.command('driving')
-@click.option('--split', default='all', show_default=True,
-              help='val, on-shelf, off-shelf or all.')
-@click.option('--clips', type=int, help='Evaluate fewer clips of each split.')
-@click.option('--checkpoint', default='tiny', show_default=True)
-@click.option('--device', default='cpu', show_default=True)
-@click.option('--workers', type=int, help='Render processes. Default: by processors.')
-@click.option('--write-results', is_flag=True, help='Replace the tables in docs/results.md.')
+@train.command('dflash', cls=DraftCommand)
+@draft_options('runs/dflash')
 @reports()
-def evaluate_driving(split: str, clips: int | None, checkpoint: str, device: str,
-                     workers: int | None, write_results: bool) -> Mapping[str, Any]:
-    """Open-loop driving: trajectory error, decisions, and both with black cameras."""
-    from rspec_planner.evaluate.driving import evaluate_driving as evaluate_it
-    with share('driving') as show:
-        return evaluate_it(split, clips=clips, checkpoint=checkpoint, device=device,
-                           workers=workers, write_results=write_results, progress=show)
+def train_dflash(config: Path | None, out: Path, **options: Any) -> Mapping[str, Any]:
+    """Train a DFlash draft of a frozen target; options override --config."""
+    from rspec_planner.train.draft import train_draft
+    return train_draft('dflash', config, out, **options)
+
+
+@train.command('eagle3', cls=DraftCommand)
+@draft_options('runs/eagle3')
+@reports()
+def train_eagle3(config: Path | None, out: Path, **options: Any) -> Mapping[str, Any]:
+    """Train an EAGLE-3 draft of a frozen target; options override --config."""
+    from rspec_planner.train.draft import train_draft
+    return train_draft('eagle3', config, out, **options)
+
+
+@train.command('aarl', cls=AarlCommand)
+@click.option('--init-from', type=click.Path(path_type=Path), required=True,
+              help='Folder of the draft to post-train.')
+@draft_options('runs/aarl')
+@reports()
+def train_aarl(config: Path | None, out: Path, **options: Any) -> Mapping[str, Any]:
+    """Post-train a draft by the plans that its proposals lead to; options override --config."""
+    from rspec_planner.train.aarl_loop import train_aarl as train_it
+    return train_it(config, out, **options)
 
 
 @click.group(context_settings=CONTEXT)

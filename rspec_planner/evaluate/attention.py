@@ -44,11 +44,6 @@ from rspec_planner.model.draft import Draft, DraftConfig
 from rspec_planner.world.clip import Clip
 
 GROUPS = ('visual', 'history', 'text', 'generated')
-#: shares of one clip and the normalised entropy over text and history, first layer (paper)
-PAPER = {'flat': {'visual': 0.708, 'text_and_history': 0.084, 'generated': 0.208,
-                  'entropy': 0.540},
-         'mirror': {'visual': 0.845, 'text_and_history': 0.071, 'generated': 0.084,
-                    'entropy': 0.404}}
 _OTHER = {'flat': 'mirror', 'mirror': 'flat'}
 
 
@@ -147,7 +142,7 @@ class AttentionProbe:
         count = max((len(found['as trained']) for found in self.budgets.values()), default=0)
         return {'clips': count,
                 'drafts': {name: self._draft_report(name) for name in self._drafts},
-                'shift': self._shifts(), 'paper': PAPER}
+                'shift': self._shifts()}
 
     def _draft_report(self, name: str) -> dict[str, Any]:
         cfg = self._drafts[name].cfg

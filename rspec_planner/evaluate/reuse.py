@@ -34,7 +34,7 @@ from rspec_planner.decode.reuse import place_guess
 from rspec_planner.errors import ConfigurationError
 from rspec_planner.evaluate.bench import drive_observations
 from rspec_planner.evaluate.intervals import ratio_interval, statistic_interval
-from rspec_planner.evaluate.length import time_summary
+from rspec_planner.evaluate.length import breakdown, time_summary
 from rspec_planner.evaluate.metrics import wilson
 from rspec_planner.evaluate.reasoning_runs import Frame, LoopContender, Run, Stand
 from rspec_planner.planner.observation import Observation
@@ -117,6 +117,7 @@ class DriveReuse:
             'iterations': statistic_interval(iterations),
             'target_forwards': statistic_interval(
                 iterations + np.array([run.stats.closing_forwards for run in runs], np.int64)),
+            'breakdown_ms': breakdown(runs),
             'reasoning_ms': time_summary([run.ms for run in runs]),
             'prefill_ms': time_summary([step.prefill_ms for step in steps]),
             'prefill_and_reasoning_ms': time_summary(total)}

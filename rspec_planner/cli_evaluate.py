@@ -1,0 +1,147 @@
+# Copyright 2026 rspec_planner authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""The quality subcommands of `rspec`: driving, drafts, and everything into docs/results.md."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from rspec_planner.cli_report import CONTEXT, reports, share
+
+#: the training split's size; repeated here so that --help needs no NumPy
+FLOOR_CLIPS = 11_655
+
+
+@click.group('eval', context_settings=CONTEXT)
+def evaluate() -> None:
+    """Measure quality on the splits of the embedded world."""
+
+
+@evaluate.command('driving')
+@click.option('--split', default='all', show_default=True,
+              help='val, on-shelf, off-shelf or all.')
+@click.option('--clips', type=int, help='Evaluate fewer clips of each split.')
+@click.option('--checkpoint', default='tiny', show_default=True)
+@click.option('--device', default='cpu', show_default=True)
+@click.option('--workers', type=int, help='Render processes. Default: by processors.')
+@click.option('--write-results', is_flag=True, help='Replace the tables in docs/results.md.')
+@reports()
+def evaluate_driving(split: str, clips: int | None, checkpoint: str, device: str,
+                     workers: int | None, write_results: bool) -> Mapping[str, Any]:
+    """Open-loop driving: trajectory error, decisions, and both with black cameras."""
+    from rspec_planner.evaluate.driving import evaluate_driving as evaluate_it
+    with share('driving') as show:
+        return evaluate_it(split, clips=clips, checkpoint=checkpoint, device=device,
+                           workers=workers, write_results=write_results, progress=show)
+
+
+def subject_options(split: str = 'all', clips: int | None = None
+                    ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Give an evaluation of drafts its --draft, --split, --clips, --checkpoint and --device."""
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        for option in reversed((
+                click.option('--draft', 'drafts', multiple=True, metavar='NAME|FOLDER',
+                             help='Repeatable. Default: all embedded drafts.'),
+                click.option('--split', default=split, show_default=True,
+                             help='val, on-shelf, off-shelf or all.'),
+                click.option('--clips', type=int, default=clips, show_default=clips is not None,
+                             help='Evaluate fewer clips of each split.'),
+                click.option('--checkpoint', default='tiny', show_default=True),
+                click.option('--device', default='cpu', show_default=True))):
+            function = option(function)
+        return function
+    return decorate
+
+
+def _ask(question: str, drafts: Sequence[str], **options: Any) -> Mapping[str, Any]:
+    from rspec_planner.evaluate.report import evaluate_one, Subject
+    return evaluate_one(question, Subject(drafts=tuple(drafts), **options), share)
+
+
+@evaluate.command('length')
+@subject_options()
+@click.option('--floor-clips', type=int, default=FLOOR_CLIPS, show_default=True,
+              help='Training texts that the image-blind floor reads.')
+@reports()
+def evaluate_length(**options: Any) -> Mapping[str, Any]:
+    """Measure accepted length and speed of drafts, beside the floor and greedy decoding."""
+    return _ask('length', **options)
+
+
+@evaluate.command('exactness')
+@subject_options()
+@reports()
+def evaluate_exactness(**options: Any) -> Mapping[str, Any]:
+    """Compare tokens and trajectories of every draft with greedy decoding, clip by clip."""
+    report = _ask('exactness', **options)
+    return {**report, 'ok': not (report['token_mismatches'] or report['trajectory_mismatches'])}
+
+
+@evaluate.command('attention')
+@subject_options('val', 120)
+@reports()
+def evaluate_attention(**options: Any) -> Mapping[str, Any]:
+    """Show where drafts look, in every layer, and what controls at test time cost."""
+    return _ask('attention', **options)
+
+
+@evaluate.command('routing')
+@subject_options()
+@reports()
+def evaluate_routing(**options: Any) -> Mapping[str, Any]:
+    """Count which tokens the draft supplies; disturb the ego history."""
+    return _ask('routing', **options)
+
+
+@evaluate.command('reuse')
+@click.option('--draft', 'drafts', multiple=True, metavar='NAME|FOLDER',
+              help='The first one counts. Default: the embedded default.')
+@click.option('--drives', type=int, default=5, show_default=True)
+@click.option('--frames', type=int, default=60, show_default=True, help='Of each drive.')
+@click.option('--checkpoint', default='tiny', show_default=True)
+@click.option('--device', default='cpu', show_default=True)
+@reports()
+def evaluate_reuse(**options: Any) -> Mapping[str, Any]:
+    """Verify the last reasoning inside the prefill of the next frame, on drives."""
+    return _ask('reuse', **options)
+
+
+@evaluate.command('all')
+@subject_options()
+@click.option('--attention-draft', 'readers', multiple=True, metavar='NAME|FOLDER',
+              help='More drafts whose attention is looked at. Repeatable.')
+@click.option('--floor-clips', type=int, default=FLOOR_CLIPS, show_default=True)
+@click.option('--drives', type=int, default=5, show_default=True)
+@click.option('--frames', type=int, default=60, show_default=True)
+@click.option('--driving/--no-driving', default=True, show_default=True,
+              help='Also repeat the open-loop driving tables.')
+@click.option('--data', type=click.Path(path_type=Path), default=Path('docs/data'),
+              show_default=True, help='Keeps the numbers; training comparisons lie there.')
+@click.option('--docs', type=click.Path(path_type=Path), default=Path('docs'),
+              show_default=True, help='Receives results.md and figures/.')
+@click.option('--redraw', is_flag=True,
+              help='Measure nothing: write tables and figures from the kept numbers.')
+@reports()
+def evaluate_all(drafts: Sequence[str], readers: Sequence[str], driving: bool, data: Path,
+                 docs: Path, redraw: bool, **options: Any) -> Mapping[str, Any]:
+    """Measure everything and write the sections and figures of docs/results.md."""
+    from rspec_planner.evaluate.everything import evaluate_everything
+    from rspec_planner.evaluate.report import Subject
+    subject = Subject(drafts=tuple(drafts), readers=tuple(readers), **options)
+    return evaluate_everything(subject, driving=driving, data=data, docs=docs, redraw=redraw,
+                               bars=share)

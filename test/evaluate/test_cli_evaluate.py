@@ -1,0 +1,72 @@
+# Copyright 2026 rspec_planner authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""The quality subcommands: their options, their JSON line and their exit status."""
+
+import json
+
+from click.testing import CliRunner
+from drafted import toy_folders
+import pytest
+
+from rspec_planner.cli import cli
+from rspec_planner.cli_evaluate import FLOOR_CLIPS
+from rspec_planner.evaluate import report
+from rspec_planner.evaluate.floor import TRAIN_CLIPS
+
+
+@pytest.fixture(scope='module')
+def folders(tmp_path_factory):
+    return toy_folders(tmp_path_factory.mktemp('toy'))
+
+
+def last_line(result):
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout.splitlines()[-1])
+
+
+def test_exactness_reports_the_contract_keys(folders):
+    target, drafts = folders
+    found = last_line(CliRunner().invoke(cli, [
+        'eval', 'exactness', '--split', 'val', '--clips', '2', '--checkpoint', str(target),
+        '--draft', str(drafts['block']), '--draft', str(drafts['chain']), '--json']))
+    assert found['clips'] == 2
+    assert found['token_mismatches'] == found['trajectory_mismatches'] == 0
+    assert set(found['drafts']) == {'block', 'chain'}
+
+
+def test_a_mismatch_is_a_failure(folders, monkeypatch):
+    monkeypatch.setattr(report, 'evaluate_one', lambda *args: {
+        'token_mismatches': 1, 'trajectory_mismatches': 0})
+    assert CliRunner().invoke(cli, ['eval', 'exactness', '--json']).exit_code == 1
+
+
+def test_options_reach_the_subject(monkeypatch):
+    asked = []
+    monkeypatch.setattr(report, 'evaluate_one',
+                        lambda question, subject, bars: asked.append((question, subject)) or {})
+    for question in ('length', 'attention', 'routing', 'reuse'):
+        assert CliRunner().invoke(cli, ['eval', question, '--draft', 'a', '--draft', 'b',
+                                        '--json']).exit_code == 0
+    assert [question for question, _ in asked] == ['length', 'attention', 'routing', 'reuse']
+    assert all(subject.drafts == ('a', 'b') for _, subject in asked)
+    assert asked[0][1].floor_clips == FLOOR_CLIPS == TRAIN_CLIPS
+    assert asked[0][1].total_clips() == 790
+    assert asked[1][1].total_clips() >= 100
+
+
+@pytest.mark.parametrize('kind', ['dflash', 'eagle3', 'aarl'])
+def test_training_commands_take_every_setting(kind):
+    text = CliRunner().invoke(cli, ['train', kind, '--help']).output
+    assert '--learning-rate' in text and '--cache' in text and '--resume' in text
+    assert '--kind' not in text
