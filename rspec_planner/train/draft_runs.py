@@ -81,6 +81,13 @@ _GROUPS: dict[str, list[tuple[str, dict[str, Any], str]]] = {
         ('dflash', {**_SHORT, 'extra_clips': MORE_CLIPS}, 'more-clips'),
         ('eagle3', {**_SHORT, 'unroll': 7}, 'unroll-7'),
         ('dflash', {**_WHOLE, 'context': 'text'}, 'text-only')],
+    # what is shipped: a block that holds a whole reasoning, so that one iteration can be enough
+    'ship': [('dflash', {**_SHORT, 'block': 24, 'layers': layers, 'epochs': 20.0}, '')
+             for layers in (1, 2)],
+    'rotary': [(kind, {**_WHOLE, 'rotary': rotary}, '') for kind in ('dflash', 'eagle3')
+               for rotary in ('flat', 'mirror')],
+    # early in training a draft still errs on trained clips: what post-training starts from
+    'early': [(kind, {**_SHORT, 'epochs': 2.0}, 'two-epochs') for kind in ('dflash', 'eagle3')],
     'tune': [
         *((kind, {**_SHORT, 'learning_rate': rate, 'epochs': epochs}, f'lr{rate:g}-e{epochs:g}')
           for kind in ('dflash', 'eagle3') for epochs in (20.0, 40.0)
@@ -97,6 +104,7 @@ _GROUPS: dict[str, list[tuple[str, dict[str, Any], str]]] = {
             ({'confidence': 0.5}, 'length-weight-0.5'), ({'soft_weight': 0.5}, 'soft-0.5'),
             ({'tap_noise': 0.1}, 'noise-0.1'), ({'ema_decay': 0.998}, 'ema')))],
 }
+_GROUPS['study'] = [*_GROUPS['shapes'], *_GROUPS['ablations']]  # both, seed by seed
 #: a loss option must gain this much validation L over the plain run to be adopted
 MIN_GAIN = 0.05
 GROUPS = tuple(_GROUPS)
