@@ -25,6 +25,8 @@ from rspec_planner.cli_report import CONTEXT, reports, share
 
 #: the training split's size; repeated here so that --help needs no NumPy
 FLOOR_CLIPS = 11_655
+#: node budgets of `rspec eval all`
+TREES = (16, 32, 64)
 
 
 @click.group('eval', context_settings=CONTEXT)
@@ -48,6 +50,11 @@ def evaluate_driving(split: str, clips: int | None, checkpoint: str, device: str
     with share('driving') as show:
         return evaluate_it(split, clips=clips, checkpoint=checkpoint, device=device,
                            workers=workers, write_results=write_results, progress=show)
+
+
+_TREES = click.option('--tree', 'trees', multiple=True, type=click.IntRange(2, 256),
+                      metavar='NODES', help='Also verify the first block draft as trees of so '
+                      'many nodes. Repeatable.')
 
 
 def subject_options(split: str = 'all', clips: int | None = None
@@ -77,6 +84,7 @@ def _ask(question: str, drafts: Sequence[str], **options: Any) -> Mapping[str, A
 @subject_options()
 @click.option('--floor-clips', type=int, default=FLOOR_CLIPS, show_default=True,
               help='Training texts that the image-blind floor reads.')
+@_TREES
 @reports()
 def evaluate_length(**options: Any) -> Mapping[str, Any]:
     """Measure accepted length and speed of drafts, beside the floor and greedy decoding."""
@@ -85,6 +93,7 @@ def evaluate_length(**options: Any) -> Mapping[str, Any]:
 
 @evaluate.command('exactness')
 @subject_options()
+@_TREES
 @reports()
 def evaluate_exactness(**options: Any) -> Mapping[str, Any]:
     """Compare tokens and trajectories of every draft with greedy decoding, clip by clip."""
@@ -128,6 +137,7 @@ def evaluate_reuse(**options: Any) -> Mapping[str, Any]:
 @click.option('--floor-clips', type=int, default=FLOOR_CLIPS, show_default=True)
 @click.option('--drives', type=int, default=5, show_default=True)
 @click.option('--frames', type=int, default=60, show_default=True)
+@_TREES
 @click.option('--driving/--no-driving', default=True, show_default=True,
               help='Also repeat the open-loop driving tables.')
 @click.option('--data', type=click.Path(path_type=Path), default=Path('docs/data'),
@@ -142,6 +152,7 @@ def evaluate_all(drafts: Sequence[str], readers: Sequence[str], driving: bool, d
     """Measure everything and write the sections and figures of docs/results.md."""
     from rspec_planner.evaluate.everything import evaluate_everything
     from rspec_planner.evaluate.report import Subject
+    options['trees'] = tuple(options['trees']) or TREES
     subject = Subject(drafts=tuple(drafts), readers=tuple(readers), **options)
     return evaluate_everything(subject, driving=driving, data=data, docs=docs, redraw=redraw,
                                bars=share)

@@ -152,12 +152,13 @@ def row(runs: dict[str, list[Run]], name: str, block: int, kind: str) -> dict[st
     return result
 
 
-def split_report(taken: Sequence[Taken], drafts: Mapping[str, DraftConfig],
-                 floor_block: int) -> dict[str, Any]:
+def split_report(taken: Sequence[Taken], drafts: Mapping[str, DraftConfig], floor_block: int,
+                 trees: Mapping[str, str]) -> dict[str, Any]:
     """
     Return one split: the floor first, then every draft; greedy decoding's times beside them.
 
-    drafts: configuration by name, in the order of the table.
+    drafts: configuration by name, in the order of the table; trees: name of the draft whose
+    proposals are verified as a tree, by name of that contender.
     """
     runs: dict[str, list[Run]] = {}
     for clip in taken:
@@ -165,26 +166,30 @@ def split_report(taken: Sequence[Taken], drafts: Mapping[str, DraftConfig],
             runs.setdefault(name, []).append(run)
     rows = {FLOOR: row(runs, FLOOR, floor_block, 'floor')} if FLOOR in runs else {}
     rows.update({name: row(runs, name, cfg.block, cfg.kind) for name, cfg in drafts.items()})
+    rows.update({name: row(runs, name, drafts[base].block, drafts[base].kind)
+                 for name, base in trees.items()})
     tokens = [len(run.ids) for run in runs[PLAIN]]
     return {'clips': len(taken), 'tokens': round(float(np.mean(tokens)), 4),
             'greedy': {name: {'reasoning_ms': time_summary([run.ms for run in runs[name]]),
                               'step_ms': round(per_iteration(runs[name], 'verify_ms'), 5),
                               'breakdown_ms': breakdown(runs[name])}
                        for name in (PLAIN, EAGER)},
-            'drafts': rows, 'comparisons': comparisons(runs, drafts)}
+            'drafts': rows, 'comparisons': comparisons(runs, drafts, trees)}
 
 
 def comparisons(runs: dict[str, list[Run]],
-                drafts: Mapping[str, DraftConfig]) -> dict[str, dict[str, object]]:
-    """Return paired differences of L: flat minus mirror, and post-trained minus before."""
-    pairs = [*rotary_pairs(drafts), *training_pairs(drafts)]
+                drafts: Mapping[str, DraftConfig],
+                trees: Mapping[str, str]) -> dict[str, dict[str, object]]:
+    """Return paired differences of L: flat minus mirror, post-trained minus before, trees."""
+    pairs = [*rotary_pairs(drafts), *training_pairs(drafts), *trees.items()]
     return {f'{first} - {second}': difference_interval(counts(runs[first]), counts(runs[second]))
             for first, second in pairs}
 
 
-def length_report(taken: Sequence[Taken], drafts: Mapping[str, DraftConfig],
-                  floor_block: int) -> dict[str, Any]:
-    """Return the report of every split among the clips taken."""
+def length_report(taken: Sequence[Taken], drafts: Mapping[str, DraftConfig], floor_block: int,
+                  trees: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """Return the report of every split among the clips taken, see `split_report`."""
     splits = list(dict.fromkeys(clip.split for clip in taken))
     return {'splits': {split: split_report([clip for clip in taken if clip.split == split],
-                                           drafts, floor_block) for split in splits}}
+                                           drafts, floor_block, trees or {})
+                       for split in splits}}

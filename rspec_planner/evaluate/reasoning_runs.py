@@ -23,7 +23,7 @@ are never touched, so nobody sees what another left.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
 from typing import cast, Protocol
@@ -32,11 +32,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rspec_planner.decode.reuse import place_guess
+from rspec_planner.decode.loop import close
+from rspec_planner.decode.reuse import place_guess, start_from_guess
 from rspec_planner.decode.stats import DecodeStats
+from rspec_planner.decode.tree import decode_tree, Rows
+from rspec_planner.engine.executor import Executor
 from rspec_planner.engine.torch_executor import (
     flow_step_executor,
     prefill_executor,
+    tree_verify_executor,
     verify_executor,
     vision_executor,
 )
@@ -59,6 +63,8 @@ from rspec_planner.world.reasoning import opener
 
 #: names of the contenders without a learned draft
 PLAIN, EAGER, FLOOR = 'ar', 'ar-eager', 'floor'
+#: the most children of a tree's node
+TREE_SIBLINGS = 4
 _BUCKET = 64
 
 
@@ -115,16 +121,50 @@ class LoopContender:
         return Run(ids, stats, length, 1e3 * (perf_counter() - started))
 
 
+class TreeContender:
+    """The draft of a reasoner with a tree in every verify."""
+
+    def __init__(self, name: str, stand: Stand, reasoner: Reasoner, verify: Executor,
+                 draft: Draft) -> None:
+        """Take the tree's verify; the reasoner's own one, of chains, completes the context."""
+        self.name, self._stand, self._reasoner = name, stand, reasoner
+        self._verify, self._draft = verify, draft
+        tokens = stand.cfg.tokens
+        self._follow = {tokens.cot_end: tokens.traj_future_start}
+
+    def reason(self, frame: Frame) -> Run:
+        """Decode one frame; the clock also runs while the host grows the trees."""
+        stand, reasoner, state = self._stand, self._reasoner, self._reasoner.state
+        tokens, draft = stand.cfg.tokens, self._reasoner.draft
+        assert draft is not None
+        rows: list[Rows] = [stand.cache, stand.taps[self._draft.cfg.taps]]
+        stand.wait()
+        started = perf_counter()
+        for stage in (self._verify, reasoner.verify, draft):
+            stage.inputs['rope_delta'].fill_(frame.prompt.rope_delta)
+        start_from_guess(stand.prefill_stage, state, torch.from_numpy(frame.prompt.token_ids),
+                         (), tokens.stop_ids, stand.budget)
+        stats = decode_tree(self._verify, state, tokens.stop_ids, stand.budget, draft, rows,
+                            top_k=TREE_SIBLINGS, draft_ids=self._draft.draft_ids,
+                            follow=self._follow)
+        ids = state.generated
+        length, forwards = close(reasoner.verify, state, tokens.traj_future_start)
+        stand.wait()
+        return Run(ids, replace(stats, closing_forwards=forwards), length,
+                   1e3 * (perf_counter() - started))
+
+
 class Stand:
     """One target with the buffers that all contenders share."""
 
     def __init__(self, checkpoint: str | Path = 'tiny', device: str = 'cpu', *,
-                 drafts: Sequence[str | Path | Draft] = (), guess: int = 0) -> None:
+                 drafts: Sequence[str | Path | Draft] = (), guess: int = 0,
+                 widest: int = 1) -> None:
         """
         Load a target and drafts: embedded names, folders, or drafts bound to this target.
 
-        guess: rows that the prefill can verify behind a prompt. Raises EngineError for an
-        unusable folder.
+        guess: rows that the prefill can verify behind a prompt; widest: of any verify that is
+        no draft's own. Raises EngineError for an unusable folder.
         """
         folder = EMBEDDED / str(checkpoint) if checkpoint in EMBEDDED_NAMES else Path(checkpoint)
         self.folder, self.device = folder, torch.device(device)
@@ -138,12 +178,12 @@ class Stand:
             else:
                 path = draft_folder(str(chosen), folder)
                 self.drafts[draft_label(path)] = load_draft(path, self.target, checkpoint=folder)
-        self._build(guess)
+        self._build(guess, widest)
 
-    def _build(self, guess: int) -> None:
+    def _build(self, guess: int, widest: int) -> None:
         cfg, target, blocks = self.cfg, self.target, [d.cfg.block for d in self.drafts.values()]
         rows = (max_prompt_length(cfg, self.tokenizer) + self.budget + 1
-                + max(cfg.action_space.n_waypoints, *blocks, guess))
+                + max(cfg.action_space.n_waypoints, *blocks, guess, widest))
         rows += -rows % _BUCKET
         self.capacity = rows
         self.cache = KVCache(cfg.text, 1, rows, target.dtype, self.device)
@@ -267,6 +307,15 @@ class Stand:
             self.target, self.cache, budget=self.budget, draft=draft,
             taps=self.taps[draft.cfg.taps], positions=self.positions))
 
+    def tree(self, name: str, nodes: int) -> TreeContender:
+        """Return a block draft whose marginals are verified as a tree of `nodes` nodes."""
+        draft = self.drafts[name]
+        taps = self.taps[draft.cfg.taps]
+        reasoner = Reasoner(self.target, self.cache, budget=self.budget, draft=draft, taps=taps,
+                            positions=self.positions)
+        verify = tree_verify_executor(self.target, self.cache, nodes, taps)
+        return TreeContender(tree_name(name, nodes), self, reasoner, verify, draft)
+
     def floor(self, table: Continuations, block: int) -> LoopContender:
         """Return the image-blind drafter in the same loop."""
         reasoner = self._reasoner(block)
@@ -316,6 +365,11 @@ class _Junk:
 
     def enqueue(self, stream: torch.cuda.Stream | None = None) -> None:
         """Leave the proposals as they are."""
+
+
+def tree_name(draft: str, nodes: int) -> str:
+    """Return the name of a draft whose proposals are verified as a tree."""
+    return f'{draft}+tree{nodes}'
 
 
 def same_kernel(block: int) -> str:

@@ -37,7 +37,7 @@ from rspec_planner.evaluate.exactness import Divergences, exactness_report
 from rspec_planner.evaluate.floor import floor_table, TRAIN_CLIPS
 from rspec_planner.evaluate.length import length_report
 from rspec_planner.evaluate.pairs import described
-from rspec_planner.evaluate.reasoning_runs import Contender, draft_label, Stand
+from rspec_planner.evaluate.reasoning_runs import Contender, draft_label, Stand, tree_name
 from rspec_planner.evaluate.reuse import reuse_report
 from rspec_planner.evaluate.routing import DisturbanceProbe, RoutingProbe
 from rspec_planner.evaluate.survey import chosen_splits, Probe, Progress, Survey, Taken
@@ -74,6 +74,7 @@ class Subject:
     floor_clips: int = TRAIN_CLIPS
     drives: int = 5
     frames: int = 60
+    trees: tuple[int, ...] = ()  # node budgets at which the first block draft is also verified
 
     def loop_drafts(self) -> tuple[str, ...]:
         """Return the drafts that decode; ConfigurationError when there is none."""
@@ -103,10 +104,16 @@ class Evaluation:
         folder = EMBEDDED / str(subject.checkpoint) if subject.checkpoint in EMBEDDED_NAMES \
             else Path(subject.checkpoint)
         chosen = tuple(dict.fromkeys((*loop, *subject.readers)))
-        self.stand = Stand(subject.checkpoint, subject.device, drafts=chosen, guess=GUESS_ROOM)
+        self.stand = Stand(subject.checkpoint, subject.device, drafts=chosen, guess=GUESS_ROOM,
+                           widest=max((FLOOR_BLOCK, *subject.trees)))
         self.loop = [draft_label(draft_folder(name, folder)) for name in loop]
         self.configs: dict[str, DraftConfig] = {
             name: self.stand.drafts[name].cfg for name in self.loop}
+        # a corrected block gives no marginals: its offsets depend on the choices before
+        block = next((name for name, cfg in self.configs.items()
+                      if cfg.kind == 'dflash' and not cfg.correction_rank), None)
+        self.trees = {tree_name(block, nodes): (block, nodes)
+                      for nodes in subject.trees if block is not None}
         self.divergences = Divergences()
         self.routing = RoutingProbe({name: self.stand.drafts[name] for name in self.loop})
         self.plain = self.stand.plain()
@@ -126,6 +133,8 @@ class Evaluation:
             found += [stand.eager(), stand.floor(table, FLOOR_BLOCK)]
         if {'length', 'exactness', 'routing'} & set(asked):
             found += [stand.speculative(name) for name in self.loop]
+        if {'length', 'exactness'} & set(asked):
+            found += [stand.tree(*tree) for tree in self.trees.values()]
         if 'exactness' in asked:
             found += [stand.junk(block)
                       for block in sorted({cfg.block for cfg in self.configs.values()})]
@@ -164,10 +173,13 @@ class Evaluation:
         asked = self.questions
         found: dict[str, Any] = {}
         if 'length' in asked:
-            found['length'] = {**length_report(taken, self.configs, FLOOR_BLOCK),
+            trees = {name: base for name, (base, _) in self.trees.items()}
+            found['length'] = {**length_report(taken, self.configs, FLOOR_BLOCK, trees),
                                'floor_clips': self.subject.floor_clips}
         if 'exactness' in asked:
-            found['exactness'] = exactness_report(taken, self.configs, self.divergences)
+            trees_too = self.configs | {name: self.configs[base]
+                                        for name, (base, _) in self.trees.items()}
+            found['exactness'] = exactness_report(taken, trees_too, self.divergences)
         if 'attention' in asked:
             found['attention'] = self.attention.report()
         if 'routing' in asked:
