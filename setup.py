@@ -42,7 +42,8 @@ setup(
     name=NAME,
     version=version(),
     packages=find_packages(exclude=['test', 'test.*']),
-    package_data={NAME: [f'resource/{NAME}', 'resource/tiny/*']},
+    package_data={NAME: [f'resource/{NAME}', 'resource/tiny/*',
+                         'resource/drafts/*/*']},
     data_files=[
         ('share/ament_index/resource_index/packages', [f'{NAME}/resource/{NAME}']),
         (SHARE, ['package.xml']),

@@ -157,9 +157,11 @@ def bench() -> None:
 @click.option('--checkpoint', type=click.Path(path_type=Path),
               help="A folder in place of the profile's embedded weights.")
 @click.option('--seed', type=int, default=0, show_default=True, help='Seed of the drive.')
+@click.option('--draft', default='default', show_default=True,
+              help='An embedded draft by name, or a folder.')
 @reports()
 def bench_frame(profile: str, device: str, frames: int, checkpoint: Path | None,
-                seed: int) -> Mapping[str, Any]:
+                seed: int, draft: str) -> Mapping[str, Any]:
     """Time whole frames stage by stage, streaming and without cached images."""
     from rspec_planner.evaluate.bench import bench_frame as measure
-    return measure(profile, device, frames, checkpoint=checkpoint, seed=seed)
+    return measure(profile, device, frames, checkpoint=checkpoint, seed=seed, draft=draft)

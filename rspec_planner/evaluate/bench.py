@@ -14,8 +14,11 @@
 """
 How long one frame takes, stage by stage, on consecutive frames of a drive.
 
-Streaming: the planner keeps the features of frames it has seen, so four of sixteen images are
-new. Cold: every image is encoded in every frame. Rendering is outside the clock.
+Streaming is what the node does: a draft proposes, the last reasoning is verified in the prefill,
+and the features of frames seen before are kept, so four of sixteen images are new. Stateless
+decodes every frame from its first token, autoregressive also without a draft, and cold encodes
+every image in every frame. The four take turns every few frames, so that a machine whose speed
+drifts favours none. Rendering is outside the clock.
 """
 
 from __future__ import annotations
@@ -41,6 +44,7 @@ from rspec_planner.world.scenarios import FAMILIES
 
 STAGES = ('preprocess', 'encode', 'prefill', 'decode', 'action', 'postprocess')
 WARM_UP = 5
+TURN = 10  # frames; the first of each turn finds the processor's caches cold
 HISTORY, FRAMES = 16, 4
 STEP_NS = 100_000_000
 
@@ -85,24 +89,44 @@ def percentiles(values: list[float]) -> dict[str, float]:
     return {name: round(float(v), 3) for name, v in zip(('p50', 'p95', 'p99'), found)}
 
 
-def _measure(planner: Planner, observations: list[Observation]) -> dict[str, Any]:
-    """Return percentiles of whole frames and of their stages, milliseconds."""
-    totals: list[float] = []
-    stages: dict[str, list[float]] = {name: [] for name in STAGES}
-    tokens: list[int] = []
-    for index, observation in enumerate(observations):
+class _Samples:
+    """Times of one way of planning."""
+
+    def __init__(self, planner: Planner) -> None:
+        self.planner = planner
+        self.totals: list[float] = []
+        self.stages: dict[str, list[float]] = {name: [] for name in STAGES}
+        self.tokens: list[int] = []
+        self.iterations: list[int] = []
+
+    def plan(self, observation: Observation, measured: bool) -> None:
+        """Plan one frame; keep its times unless it is warm-up."""
         started = time.perf_counter()
-        plan = planner.plan(observation)
+        plan = self.planner.plan(observation)
         spent = 1e3 * (time.perf_counter() - started)
-        if index < WARM_UP:
-            continue
-        totals.append(spent)
-        tokens.append(len(plan.reasoning.token_ids))
+        if not measured:
+            return
+        self.totals.append(spent)
+        self.tokens.append(len(plan.reasoning.token_ids))
+        self.iterations.append(plan.reasoning.stats.iterations)
         for name in STAGES:
-            stages[name].append(getattr(plan.times, f'{name}_ms'))
-    return {**percentiles(totals), 'mean': round(float(np.mean(totals)), 3),
-            'stages': {name: percentiles(values) for name, values in stages.items()},
-            'tokens': round(float(np.mean(tokens)), 2)}
+            self.stages[name].append(getattr(plan.times, f'{name}_ms'))
+
+    def report(self) -> dict[str, Any]:
+        """Return percentiles of whole frames and of their stages, milliseconds."""
+        return {**percentiles(self.totals), 'mean': round(float(np.mean(self.totals)), 3),
+                'stages': {name: percentiles(values) for name, values in self.stages.items()},
+                'tokens': round(float(np.mean(self.tokens)), 2),
+                'iterations': round(float(np.mean(self.iterations)), 2)}
+
+
+def _ways(source: str | Path, device: str, draft: str) -> dict[str, _Samples]:
+    """Return the planners that are compared, by name."""
+    options: dict[str, dict[str, Any]] = {
+        'streaming': {'draft': draft, 'reuse': True}, 'stateless': {'draft': draft},
+        'autoregressive': {}, 'cold': {'draft': draft, 'use_vision_cache': False}}
+    return {name: _Samples(Planner.load(source, device=device, **option))
+            for name, option in options.items()}
 
 
 def hardware(device: torch.device) -> str:
@@ -119,7 +143,8 @@ def hardware(device: torch.device) -> str:
 
 
 def bench_frame(profile: str = 'tiny', device: str = 'cpu', frames: int = 40, *,
-                checkpoint: str | Path | None = None, seed: int = 0) -> dict[str, Any]:
+                checkpoint: str | Path | None = None, seed: int = 0, draft: str = 'default'
+                ) -> dict[str, Any]:
     """
     Time whole frames of a profile; `p50` at the top is that of streaming frames, in ms.
 
@@ -128,16 +153,19 @@ def bench_frame(profile: str = 'tiny', device: str = 'cpu', frames: int = 40, *,
     """
     if frames < 1:
         raise ConfigurationError(f'frames {frames}: must be at least 1')
-    source = profile if checkpoint is None else checkpoint
-    streaming = Planner.load(source, device=device)
-    cold = Planner.load(source, device=device, use_vision_cache=False)
+    ways = _ways(profile if checkpoint is None else checkpoint, device, draft)
+    streaming = ways['streaming'].planner
     cameras = streaming.profile.cameras
     observations = list(drive_observations(frames + WARM_UP, cameras.width, cameras.height,
                                            cameras.names, seed))
-    found = {'streaming': _measure(streaming, observations),
-             'cold': _measure(cold, observations)}
+    for first in range(0, len(observations), TURN):
+        for way in ways.values():
+            for index, observation in enumerate(observations[first:first + TURN], start=first):
+                way.plan(observation, index >= WARM_UP)
+    found = {name: way.report() for name, way in ways.items()}
     place = torch.device(device)
     return {'profile': streaming.profile.name, 'device': device, 'hardware': hardware(place),
             'processors': len(os.sched_getaffinity(0)), 'threads': torch.get_num_threads(),
-            'precision': 'fp32', 'frames': frames, 'p50': found['streaming']['p50'],
-            'tokens': found['streaming']['tokens'], 'torch': torch.__version__, **found}
+            'precision': 'fp32', 'frames': frames, 'draft': streaming.draft_name,
+            'p50': found['streaming']['p50'], 'tokens': found['streaming']['tokens'],
+            'torch': torch.__version__, **found}

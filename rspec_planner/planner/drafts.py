@@ -23,7 +23,7 @@ EMBEDDED = Path(__file__).parent.parent / 'resource'
 EMBEDDED_NAMES = ('tiny',)
 DRAFTS = 'drafts'  # beside the embedded checkpoints, and inside a checkpoint folder
 #: the embedded draft that 'default' stands for; docs/results.md compares them
-DEFAULT_DRAFT = 'dflash'
+DEFAULT_DRAFT = 'dflash-l1-b24-w8-flat'
 
 
 def embedded_drafts() -> tuple[str, ...]:

@@ -41,7 +41,7 @@ from rspec_planner.errors import ConfigurationError, EngineError, InputError
 from rspec_planner.model.checkpoint import load_target
 from rspec_planner.model.config import ProfileConfig
 from rspec_planner.model.draft import Draft
-from rspec_planner.model.draft_checkpoint import load_draft, target_digest
+from rspec_planner.model.draft_checkpoint import load_draft
 from rspec_planner.model.flow import euler_sample
 from rspec_planner.model.target import Target
 from rspec_planner.model.text import KVCache
@@ -146,7 +146,7 @@ class Planner:
                               'restore both from one checkpoint')
         target.pack()
         routine = None if draft is None else \
-            load_draft(draft_folder(draft, directory), target, target_digest(directory))
+            load_draft(draft_folder(draft, directory), target, checkpoint=directory)
         return cls(target, tokenizer, seed=seed, num_samples=num_samples,
                    flow_steps=flow_steps, max_reasoning_tokens=max_reasoning_tokens,
                    use_vision_cache=use_vision_cache, draft=routine, reuse=reuse)
