@@ -59,10 +59,10 @@ def _save(figure: Figure, folder: Path, name: str) -> Path:
 
 
 def colours(names: Sequence[str]) -> dict[str, str]:
-    """Return one colour per draft; the floor is grey."""
-    drafts = [name for name in names if name != 'floor']
+    """Return one colour per draft; floors are grey."""
+    drafts = [name for name in names if not name.startswith('floor')]
     found = {name: DRAFT_COLOURS[i % len(DRAFT_COLOURS)] for i, name in enumerate(drafts)}
-    return {'floor': FLOOR_COLOUR, **found}
+    return {**{name: FLOOR_COLOUR for name in names if name.startswith('floor')}, **found}
 
 
 def wrapped(label: str, width: int = 16) -> str:
@@ -119,7 +119,7 @@ def offset_figure(length: Mapping[str, Any], folder: Path) -> Path:
             points = [(i + 1, rate) for i, rate in enumerate(row['acceptance_by_offset']['rate'])
                       if rate is not None and row['acceptance_by_offset']['tried'][i] >= 10]
             ax.plot(*zip(*points), marker='o', markersize=3, color=colour[name], label=name,
-                    linestyle='--' if name == 'floor' else '-')
+                    linestyle='--' if name.startswith('floor') else '-')
         ax.set_title(split, fontsize=10)
         ax.set_xlabel('offset in the block')
         ax.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -162,7 +162,7 @@ def clock_figure(length: Mapping[str, Any], reuse: Mapping[str, Any] | None,
     """Draw where the milliseconds of a reasoning step go, all splits together."""
     bars: list[tuple[str, dict[str, float]]] = []
     splits = length['splits'].values()
-    names = {'ar-eager': 'greedy, eager modules', 'ar': 'greedy, same kernels'}
+    names = {'ar-eager': 'AR, width 1 (eager)', 'ar': 'AR, width 1 (packed)'}
     for name, label in names.items():
         bars.append((label, _mean_parts([(s['clips'], s['greedy'][name]) for s in splits])))
     for name in next(iter(splits))['drafts']:

@@ -12,7 +12,7 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 """
-The floor: a drafter without eyes that every learned draft must clearly beat.
+The floor: a draft without eyes that every learned draft must clearly beat.
 
 It knows the ego state (the opener, a function of the history poses alone) and how often the
 sentences of the training split go on in which way. A draft that does not beat it has learned the

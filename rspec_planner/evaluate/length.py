@@ -34,7 +34,7 @@ from rspec_planner.evaluate.intervals import (
     statistic_interval,
 )
 from rspec_planner.evaluate.pairs import rotary_pairs, training_pairs
-from rspec_planner.evaluate.reasoning_runs import EAGER, FLOOR, PLAIN, Run
+from rspec_planner.evaluate.reasoning_runs import EAGER, FLOOR, floor_name, PLAIN, Run
 from rspec_planner.evaluate.survey import Taken
 from rspec_planner.model.draft import DraftConfig
 
@@ -102,13 +102,16 @@ def time_summary(values: Sequence[float]) -> dict[str, float]:
     return {name: round(float(v), 4) for name, v in zip(('p50', 'p95', 'p99'), found)}
 
 
-def clock(runs: Sequence[Run], reference: Sequence[Run]) -> dict[str, Any]:
+def clock(runs: Sequence[Run], reference: Sequence[Run], extra_ms: float = 0.0
+          ) -> dict[str, Any]:
     """
     Return the paired ratio of reasoning times, the reference's over the draft's.
 
-    mean, ci95: of the median over clips; p95: the ratio of both 95th percentiles.
+    mean, ci95: of the median over clips; p95: the ratio of both 95th percentiles; extra_ms: is
+    added to every time of the draft's.
     """
-    mine, theirs = (np.array([run.ms for run in group]) for group in (runs, reference))
+    mine = np.array([run.ms for run in runs]) + extra_ms
+    theirs = np.array([run.ms for run in reference])
     found = statistic_interval(theirs / mine, lambda v: np.median(v, axis=-1))
     tail = np.percentile(theirs, 95) / np.percentile(mine, 95)
     return {**found, 'p95': round(float(tail), 5)}
@@ -122,8 +125,13 @@ def breakdown(runs: Sequence[Run]) -> dict[str, float]:
     return {'draft': round(draft, 5), 'verify': round(verify, 5), 'closing': round(rest, 5)}
 
 
-def row(runs: dict[str, list[Run]], name: str, block: int, kind: str) -> dict[str, Any]:
-    """Return everything about one contender of one split."""
+def row(runs: dict[str, list[Run]], name: str, block: int, kind: str,
+        extra_ms: float = 0.0) -> dict[str, Any]:
+    """
+    Return everything about one contender of one split.
+
+    extra_ms: how much longer its deployed prefill takes than the plain one.
+    """
     mine = runs[name]
     committed, iterations = counts(mine)
     length = ratio_interval(committed, iterations)
@@ -132,13 +140,15 @@ def row(runs: dict[str, list[Run]], name: str, block: int, kind: str) -> dict[st
     same, eager = clock(mine, runs[PLAIN]), clock(mine, runs[EAGER])
     draft_ms, verify_ms = per_iteration(mine, 'draft_ms'), per_iteration(mine, 'verify_ms')
     result: dict[str, Any] = {
-        'accepted_length': length,
+        'block': block, 'accepted_length': length,
         'accepted_length_author_style': ratio_interval(committed + beyond, iterations),
         'routine_share': round((mean - 1.0) / mean, 5) if mean else 0.0,
         **speedups(mean, kind, draft_ms, verify_ms, per_iteration(runs[PLAIN], 'verify_ms')),
         'wall_clock_ratio_same_kernel': same['mean'],
         'wall_clock_ratio_eager': eager['mean'],
         'wall_clock': {'same_kernel': same, 'eager': eager,
+                       'prefill_extra_ms': round(extra_ms, 5),
+                       'same_kernel_with_prefill': clock(mine, runs[PLAIN], extra_ms),
                        'reasoning_ms': time_summary([run.ms for run in mine])},
         'draft_ms': round(draft_ms, 5), 'verify_ms': round(verify_ms, 5),
         'breakdown_ms': breakdown(mine),
@@ -146,28 +156,32 @@ def row(runs: dict[str, list[Run]], name: str, block: int, kind: str) -> dict[st
         'iterations_histogram': np.bincount(iterations).tolist(),
         'acceptance_by_offset': acceptance_by_offset(mine, block),
         'closing_forwards': round(float(np.mean([r.stats.closing_forwards for r in mine])), 5)}
-    if name != FLOOR:
-        result['above_floor'] = difference_interval(
-            (committed, iterations), counts(runs[FLOOR])) if FLOOR in runs else None
+    if kind != FLOOR:
+        floor = runs.get(floor_name(block))
+        result['above_floor'] = None if floor is None else difference_interval(
+            (committed, iterations), counts(floor))
     return result
 
 
-def split_report(taken: Sequence[Taken], drafts: Mapping[str, DraftConfig], floor_block: int,
-                 trees: Mapping[str, str]) -> dict[str, Any]:
+def split_report(taken: Sequence[Taken], drafts: Mapping[str, DraftConfig],
+                 trees: Mapping[str, str], extra_ms: Mapping[str, float]) -> dict[str, Any]:
     """
-    Return one split: the floor first, then every draft; greedy decoding's times beside them.
+    Return one split: the floors first, then every draft; greedy decoding's times beside them.
 
-    drafts: configuration by name, in the order of the table; trees: name of the draft whose
-    proposals are verified as a tree, by name of that contender.
+    drafts: configuration by name, in the order of the table, each compared with the floor of
+    its own block; trees: name of the draft whose proposals are verified as a tree, by name of
+    that contender; extra_ms: of each draft's deployed prefill beyond the plain one.
     """
     runs: dict[str, list[Run]] = {}
     for clip in taken:
         for name, run in clip.runs.items():
             runs.setdefault(name, []).append(run)
-    rows = {FLOOR: row(runs, FLOOR, floor_block, 'floor')} if FLOOR in runs else {}
-    rows.update({name: row(runs, name, cfg.block, cfg.kind) for name, cfg in drafts.items()})
-    rows.update({name: row(runs, name, drafts[base].block, drafts[base].kind)
-                 for name, base in trees.items()})
+    blocks = sorted({cfg.block for cfg in drafts.values()})
+    rows = {floor_name(block): row(runs, floor_name(block), block, FLOOR)
+            for block in blocks if floor_name(block) in runs}
+    shapes = {**{name: name for name in drafts}, **trees}
+    rows.update({name: row(runs, name, drafts[base].block, drafts[base].kind,
+                           extra_ms.get(base, 0.0)) for name, base in shapes.items()})
     tokens = [len(run.ids) for run in runs[PLAIN]]
     return {'clips': len(taken), 'tokens': round(float(np.mean(tokens)), 4),
             'greedy': {name: {'reasoning_ms': time_summary([run.ms for run in runs[name]]),
@@ -186,10 +200,11 @@ def comparisons(runs: dict[str, list[Run]],
             for first, second in pairs}
 
 
-def length_report(taken: Sequence[Taken], drafts: Mapping[str, DraftConfig], floor_block: int,
-                  trees: Mapping[str, str] | None = None) -> dict[str, Any]:
+def length_report(taken: Sequence[Taken], drafts: Mapping[str, DraftConfig],
+                  trees: Mapping[str, str] | None = None,
+                  extra_ms: Mapping[str, float] | None = None) -> dict[str, Any]:
     """Return the report of every split among the clips taken, see `split_report`."""
     splits = list(dict.fromkeys(clip.split for clip in taken))
     return {'splits': {split: split_report([clip for clip in taken if clip.split == split],
-                                           drafts, floor_block, trees or {})
+                                           drafts, trees or {}, extra_ms or {})
                        for split in splits}}

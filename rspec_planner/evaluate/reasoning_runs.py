@@ -22,7 +22,7 @@ are never touched, so nobody sees what another left.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
@@ -62,7 +62,7 @@ from rspec_planner.planner.tokenizer import load_tokenizer
 from rspec_planner.world.reasoning import opener
 
 #: names of the contenders without a learned draft
-PLAIN, EAGER, FLOOR = 'ar', 'ar-eager', 'floor'
+PLAIN, EAGER, FLOOR = 'ar', 'ar-eager', 'floor'  # a floor per block: `floor_name`
 #: the most children of a tree's node
 TREE_SIBLINGS = 4
 _BUCKET = 64
@@ -172,13 +172,21 @@ class Stand:
         self.tokenizer, self.cfg = load_tokenizer(folder), self.target.cfg
         self.budget = self.cfg.max_reasoning_tokens
         self.drafts: dict[str, Draft] = {}
+        self._labels: dict[Path, str] = {}
         for chosen in drafts:
             if isinstance(chosen, Draft):
                 self.drafts[chosen.cfg.name or chosen.cfg.label] = chosen
             else:
                 path = draft_folder(str(chosen), folder)
-                self.drafts[draft_label(path)] = load_draft(path, self.target, checkpoint=folder)
+                if path.resolve() in self._labels:
+                    continue
+                label = self._labels[path.resolve()] = free_label(path, self.drafts)
+                self.drafts[label] = load_draft(path, self.target, checkpoint=folder)
         self._build(guess, widest)
+
+    def label(self, chosen: str | Path) -> str:
+        """Return what a draft that was given by name or folder is called here."""
+        return self._labels[draft_folder(str(chosen), self.folder).resolve()]
 
     def _build(self, guess: int, widest: int) -> None:
         cfg, target, blocks = self.cfg, self.target, [d.cfg.block for d in self.drafts.values()]
@@ -317,7 +325,7 @@ class Stand:
         return TreeContender(tree_name(name, nodes), self, reasoner, verify, draft)
 
     def floor(self, table: Continuations, block: int) -> LoopContender:
-        """Return the image-blind drafter in the same loop."""
+        """Return the image-blind draft in the same loop."""
         reasoner = self._reasoner(block)
         draft = FloorDraft(table, reasoner.state.tokens, block)
         reasoner.draft = draft
@@ -325,13 +333,13 @@ class Stand:
         def begin(frame: Frame) -> None:
             draft.begin(self.tokenizer.encode(opener(frame.history)))
 
-        return LoopContender(FLOOR, self, reasoner, begin)
+        return LoopContender(floor_name(block), self, reasoner, begin)
 
     def junk(self, block: int) -> LoopContender:
         """Return greedy decoding through the wide verify: every proposal is a forbidden id."""
         reasoner = self._reasoner(block)
         reasoner.draft = _Junk(self.cfg.tokens.forbidden_start, block)
-        return LoopContender(same_kernel(block), self, reasoner)
+        return LoopContender(wide_plain(block), self, reasoner)
 
     def _reasoner(self, block: int = 1) -> Reasoner:
         """Return a reasoner without a draft whose verify reads `block` rows."""
@@ -372,11 +380,24 @@ def tree_name(draft: str, nodes: int) -> str:
     return f'{draft}+tree{nodes}'
 
 
-def same_kernel(block: int) -> str:
-    """Return the name of greedy decoding through a verify of that width."""
-    return f'same-kernel-{block}'
+def floor_name(block: int) -> str:
+    """Return the name of the floor that proposes blocks of that width."""
+    return f'{FLOOR}-b{block}'
+
+
+def wide_plain(block: int) -> str:
+    """Return the name of greedy decoding through the verify of a draft of that width."""
+    return f'{PLAIN}-wide-{block}'
 
 
 def draft_label(folder: Path) -> str:
     """Return what a draft is called in tables: its folder, or the one above a 'checkpoint'."""
     return folder.parent.name if folder.name == 'checkpoint' else folder.name
+
+
+def free_label(folder: Path, taken: Collection[str]) -> str:
+    """Return the label of a draft's folder, with as much of its path as makes it a new one."""
+    label, depth = draft_label(folder), 2
+    while label in taken and depth <= len(folder.parts):
+        label, depth = '/'.join(folder.parts[-depth:]), depth + 1
+    return label

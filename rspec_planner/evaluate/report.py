@@ -33,23 +33,24 @@ import torch
 from rspec_planner.errors import ConfigurationError
 from rspec_planner.evaluate.attention import AttentionProbe
 from rspec_planner.evaluate.bench import hardware
-from rspec_planner.evaluate.exactness import Divergences, exactness_report
+from rspec_planner.evaluate.deployed import extra_ms, PREFILL_CLIPS, PrefillProbe
+from rspec_planner.evaluate.exactness import deployed_report, Divergences, exactness_report
 from rspec_planner.evaluate.floor import floor_table, TRAIN_CLIPS
 from rspec_planner.evaluate.length import length_report
 from rspec_planner.evaluate.pairs import described
-from rspec_planner.evaluate.reasoning_runs import Contender, draft_label, Stand, tree_name
+from rspec_planner.evaluate.reasoning_runs import Contender, Stand, tree_name
 from rspec_planner.evaluate.reuse import reuse_report
 from rspec_planner.evaluate.routing import DisturbanceProbe, RoutingProbe
 from rspec_planner.evaluate.survey import chosen_splits, Probe, Progress, Survey, Taken
 from rspec_planner.model.checkpoint import read_manifest
 from rspec_planner.model.draft import DraftConfig
-from rspec_planner.planner.drafts import draft_folder, EMBEDDED, embedded_drafts, EMBEDDED_NAMES
+from rspec_planner.planner.drafts import draft_folder, embedded_drafts
 from rspec_planner.planner.reasoner import GUESS_ROOM
 from rspec_planner.world.splits import split_specs
 
 QUESTIONS = ('length', 'exactness', 'attention', 'routing', 'reuse')
-#: block of the floor, the paper's K
-FLOOR_BLOCK = 16
+#: at most so many drives and frames of each compare the deployed planner with the greedy one
+DEPLOYED_DRIVES, DEPLOYED_FRAMES = 3, 40
 #: at least so many clips of a whole run are looked at by the slower probes
 ATTENTION_CLIPS, DISTURBED_CLIPS = 120, 200
 Bars = Callable[[str], AbstractContextManager[Progress]]
@@ -101,12 +102,10 @@ class Evaluation:
         """Load everything that the questions need."""
         self.subject, self.questions = subject, questions
         loop = subject.loop_drafts()
-        folder = EMBEDDED / str(subject.checkpoint) if subject.checkpoint in EMBEDDED_NAMES \
-            else Path(subject.checkpoint)
         chosen = tuple(dict.fromkeys((*loop, *subject.readers)))
         self.stand = Stand(subject.checkpoint, subject.device, drafts=chosen, guess=GUESS_ROOM,
-                           widest=max((FLOOR_BLOCK, *subject.trees)))
-        self.loop = [draft_label(draft_folder(name, folder)) for name in loop]
+                           widest=max((1, *subject.trees)))
+        self.loop = list(dict.fromkeys(self.stand.label(name) for name in loop))
         self.configs: dict[str, DraftConfig] = {
             name: self.stand.drafts[name].cfg for name in self.loop}
         # a corrected block gives no marginals: its offsets depend on the choices before
@@ -114,10 +113,12 @@ class Evaluation:
                       if cfg.kind == 'dflash' and not cfg.correction_rank), None)
         self.trees = {tree_name(block, nodes): (block, nodes)
                       for nodes in subject.trees if block is not None}
+        self.blocks = sorted({cfg.block for cfg in self.configs.values()})
         self.divergences = Divergences()
         self.routing = RoutingProbe({name: self.stand.drafts[name] for name in self.loop})
         self.plain = self.stand.plain()
         total = subject.total_clips()
+        self.prefill = PrefillProbe(self.stand, self.loop, every(total, PREFILL_CLIPS))
         # drafts without a window say most; with none among them, the others are looked at
         readers = {name: draft for name, draft in self.stand.drafts.items()
                    if draft.cfg.window == 0} or self.stand.drafts
@@ -130,20 +131,21 @@ class Evaluation:
         found: list[Contender] = [self.plain]
         if 'length' in asked:
             table = floor_table(stand.tokenizer, self.subject.floor_clips)
-            found += [stand.eager(), stand.floor(table, FLOOR_BLOCK)]
+            found += [stand.eager(), *(stand.floor(table, block) for block in self.blocks)]
         if {'length', 'exactness', 'routing'} & set(asked):
             found += [stand.speculative(name) for name in self.loop]
         if {'length', 'exactness'} & set(asked):
             found += [stand.tree(*tree) for tree in self.trees.values()]
         if 'exactness' in asked:
-            found += [stand.junk(block)
-                      for block in sorted({cfg.block for cfg in self.configs.values()})]
+            found += [stand.junk(block) for block in self.blocks]
         return found
 
     def probes(self) -> list[Probe]:
         """Return what looks at every frame; the one that spoils the cache comes last."""
         asked = self.questions
         found: list[Probe] = []
+        if 'length' in asked:
+            found.append(self.prefill)
         if 'exactness' in asked:
             found.append(self.divergences)
         if 'attention' in asked:
@@ -163,19 +165,35 @@ class Evaluation:
                 taken = survey.run(self.subject.split, self.subject.clips, progress=show)
             result.update(self._reports(taken))
         result['survey_seconds'] = round(time.monotonic() - started, 1)
+        if 'exactness' in self.questions:
+            with bars('deployed') as show:
+                result['exactness']['deployed'] = self._deployed(show)
         if 'reuse' in self.questions:
             with bars('drives') as show:
                 result['reuse'] = reuse_report(self.stand, self.loop[0], self.subject.drives,
                                                self.subject.frames, show)
         return result
 
+    def _deployed(self, show: Progress) -> dict[str, Any]:
+        """Return the default draft with reuse against greedy decoding; else the first draft."""
+        subject = self.subject
+        try:
+            draft = 'default'
+            draft_folder(draft, self.stand.folder)
+        except ConfigurationError:
+            draft = subject.loop_drafts()[0]
+        return deployed_report(subject.checkpoint, draft, subject.device,
+                               min(subject.drives, DEPLOYED_DRIVES),
+                               min(subject.frames, DEPLOYED_FRAMES), show)
+
     def _reports(self, taken: Sequence[Taken]) -> dict[str, Any]:
         asked = self.questions
         found: dict[str, Any] = {}
         if 'length' in asked:
             trees = {name: base for name, (base, _) in self.trees.items()}
-            found['length'] = {**length_report(taken, self.configs, FLOOR_BLOCK, trees),
-                               'floor_clips': self.subject.floor_clips}
+            prefill = self.prefill.report()
+            found['length'] = {**length_report(taken, self.configs, trees, extra_ms(prefill)),
+                               'prefill': prefill, 'floor_clips': self.subject.floor_clips}
         if 'exactness' in asked:
             trees_too = self.configs | {name: self.configs[base]
                                         for name, (base, _) in self.trees.items()}

@@ -16,13 +16,13 @@ Temporal reuse on drives: the previous plan's reasoning rides in the prefill.
 
 Drives of the embedded world at 10 Hz. Every frame is decoded greedily, by the draft alone
 (stateless), and by the draft behind a prefill that verifies the text of 0.1, 0.2 or 0.5 s
-before. Reuse is exact, so the texts must be equal; what changes is how many decoding iterations
-are left. These numbers do not mix with the stateless L.
+before, in rotating order. Reuse is exact, so the texts must be equal; what changes is how many
+decoding iterations are left. These numbers do not mix with the stateless L.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
@@ -31,13 +31,15 @@ import numpy as np
 import torch
 
 from rspec_planner.decode.reuse import place_guess
-from rspec_planner.errors import ConfigurationError
 from rspec_planner.evaluate.bench import drive_observations
+from rspec_planner.evaluate.deployed import deployed_stages, hand_over, timed_prefill
 from rspec_planner.evaluate.intervals import ratio_interval, statistic_interval
 from rspec_planner.evaluate.length import breakdown, time_summary
 from rspec_planner.evaluate.metrics import wilson
-from rspec_planner.evaluate.reasoning_runs import Frame, LoopContender, Run, Stand
+from rspec_planner.evaluate.reasoning_runs import Run, Stand
 from rspec_planner.planner.observation import Observation
+from rspec_planner.planner.pipeline import Stages
+from rspec_planner.planner.prompt import Prompt
 
 #: frames between a text and its reuse, at 10 Hz
 SPACINGS = {'0.1 s': 1, '0.2 s': 2, '0.5 s': 5}
@@ -55,51 +57,58 @@ class Step:
 
 
 class DriveReuse:
-    """Decodes the frames of drives in every way."""
+    """Decodes the frames of drives in every way, through the stages that the planner deploys."""
 
     def __init__(self, stand: Stand, draft: str) -> None:
-        """Take a stand whose prefill has room for a guess, and one of its drafts."""
-        if len(stand.prefill_stage.outputs['best']) < 2:
-            raise ConfigurationError('this stand has no room for a guess: build it with guess=32')
+        """Take a stand, which encodes the frames, and one of its drafts."""
         self._stand = stand
-        self._plain, self._draft = stand.plain(), stand.speculative(draft)
+        self._plain, self._draft = deployed_stages(stand), deployed_stages(stand, draft)
         self.steps: dict[str, list[Step]] = {
             name: [] for name in (GREEDY, STATELESS, *SPACINGS)}
         self.mismatches = 0
         self.drives: list[int] = []  # the drive of each frame of SPACINGS and of STATELESS
 
-    def drive(self, observations: Sequence[Observation] | Any, number: int,
+    def drive(self, observations: Iterable[Observation], number: int,
               show: Callable[[], None] = lambda: None) -> None:
         """Decode the frames of one drive; the longest spacing ahead of them is warm-up."""
         texts: list[tuple[int, ...]] = []
         longest = max(SPACINGS.values())
-        for observation in observations:
+        for turn, observation in enumerate(observations):
             self._stand.encode(observation)
-            counted = len(texts) >= longest
-            plain = self._decode(observation, self._plain, ())
-            found = {GREEDY: plain, STATELESS: self._decode(observation, self._draft, ())}
+            ways: dict[str, tuple[Stages, tuple[int, ...]]] = {
+                GREEDY: (self._plain, ()), STATELESS: (self._draft, ())}
+            counted = turn >= longest
             if counted:
-                found.update({name: self._decode(observation, self._draft, texts[-back])
-                              for name, back in SPACINGS.items()})
+                ways.update({name: (self._draft, texts[-back])
+                             for name, back in SPACINGS.items()})
+            found = self._frame(observation, ways, turn)
+            text = found[GREEDY].run.ids
+            if counted:
                 self.drives.append(number)
                 for name, step in found.items():
                     self.steps[name].append(step)
-                    self.mismatches += step.run.ids != plain.run.ids
-            texts.append(plain.run.ids)
+                    self.mismatches += step.run.ids != text
+            texts.append(text)
             show()
 
-    def _decode(self, observation: Observation, contender: LoopContender,
-                guess: tuple[int, ...]) -> Step:
+    def _frame(self, observation: Observation,
+               ways: Mapping[str, tuple[Stages, tuple[int, ...]]], turn: int
+               ) -> dict[str, Step]:
+        """Decode one frame in every way; another way comes first at every turn."""
+        prompt, names = self._stand.place(observation), list(ways)
+        first = turn % len(names)
+        return {name: self._decode(prompt, *ways[name])
+                for name in (*names[first:], *names[:first])}
+
+    def _decode(self, prompt: Prompt, stages: Stages, guess: tuple[int, ...]) -> Step:
         stand = self._stand
-        prompt = stand.place(observation)
-        kept = place_guess(stand.prefill_stage, prompt.length, prompt.rope_delta, guess)
-        stand.wait()
+        hand_over(stand, stages, prompt)
+        kept = place_guess(stages.prefill, prompt.length, prompt.rope_delta, guess)
+        spent = timed_prefill(stand, stages)
         started = perf_counter()
-        stand.prefill_stage.enqueue()
+        ids, stats, length = stages.reasoner.reason(prompt, stages.prefill, kept)
         stand.wait()
-        spent = 1e3 * (perf_counter() - started)
-        run = contender.reason(Frame(observation, prompt), kept)
-        return Step(run, spent, len(kept))
+        return Step(Run(ids, stats, length, 1e3 * (perf_counter() - started)), spent, len(kept))
 
     def report(self) -> dict[str, Any]:
         """Return every way side by side; times in milliseconds."""

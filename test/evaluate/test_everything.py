@@ -24,7 +24,8 @@ from rspec_planner.evaluate.everything import evaluate_everything
 from rspec_planner.evaluate.figures import colours, wrapped
 from rspec_planner.evaluate.grids import aarl_section, ablation_section, curves, read_grids
 from rspec_planner.evaluate.report import Subject
-from rspec_planner.evaluate.tables import change, interval, sign
+from rspec_planner.evaluate.tables import _goals, change, interval, sign
+from rspec_planner.planner.drafts import DEFAULT_DRAFT
 
 
 @pytest.fixture(scope='module')
@@ -43,10 +44,11 @@ def world(tmp_path_factory):
 
 
 def grid():
-    def run(name, seed, per_clip, group='main'):
+    def run(name, seed, per_clip, group='main', epochs=20.0):
         report = {'L': 5.0, 'per_clip': per_clip}
         return {'run': f'{name}/s{seed}', 'name': name, 'seed': seed, 'group': group,
                 'parameters': 980_000, 'config': {'kind': 'dflash'},
+                'settings': {'epochs': epochs},
                 'splits': {split: report for split in ('val', 'on-shelf', 'off-shelf')}}
 
     runs = [run('dflash-l2-b16-w8-flat', seed, [[12, 2], [16, 2]]) for seed in (0, 1)]
@@ -110,12 +112,14 @@ def test_the_ablation_table_pools_clips_over_seeds(world):
     text = ablation_section(read_grids(world.data)[0])
     # flat: 28 tokens in 4 iterations, mirror: 28 in 6, both seeds alike
     assert '7.00 (6.00–8.00)' in text and '4.67 (4.00–5.33)' in text
-    assert '+2.333' in text and 'not below the mirror in 3 of 3 cells' in text
+    assert '+2.333' in text
+    assert 'positive in 3, negative in 0 and undecided in 0 of 3 cells' in text
 
 
 def test_the_post_training_table_shows_the_range_over_seeds(world):
     text = aarl_section(read_grids(world.data)[1])
     assert '+0.030 (+0.020 … +0.040)' in text and '1.50 %' in text
+    assert '5.000' in text and 'Seeds per variant: 2' in text
 
 
 def test_a_broken_file_is_named(tmp_path):
@@ -137,5 +141,35 @@ def test_names_keep_their_letters_and_colours_differ():
     assert wrapped('dflash-l2-b16-wall-flat').replace('\n', '') == 'dflash-l2-b16-wall-flat'
     assert '\n' in wrapped('dflash-l2-b16-wall-flat') and wrapped('paper\n3D mirror') == \
         'paper\n3D mirror'
-    found = colours(['floor', 'a', 'b', 'c'])
-    assert len(set(found.values())) == 4
+    found = colours(['floor-b4', 'a', 'b', 'c', 'floor-b6'])
+    assert len(set(found.values())) == 4 and found['floor-b4'] == found['floor-b6']
+
+
+def test_only_drafts_of_equal_epochs_are_compared_with_the_base(world):
+    runs = read_grids(world.data)[0]
+    short = [{**run, 'name': 'dflash-l1+six-epochs', 'settings': {'epochs': 6.0}} for run in runs
+             if run['name'] == 'dflash-l2-b16-w8-mirror']
+    rows = {line.split('`')[1]: line for line in ablation_section([*runs, *short]).splitlines()
+            if line.startswith('| `') and ' M |' in line}
+    assert rows['dflash-l2-b16-w8-mirror'].endswith('| -2.33 (-2.67 … -2.00) |')
+    assert rows['dflash-l1+six-epochs'].endswith('| – |')
+
+
+def shown_draft(block, length, speed, clock):
+    return {'block': block, 'accepted_length': {'mean': length}, 'theoretical_speedup': speed,
+            'speedup_measured_verify': speed - 1, 'wall_clock_ratio_same_kernel': clock,
+            'wall_clock': {'same_kernel_with_prefill': {'mean': clock - 0.5}},
+            'above_floor': {'ci95': [1.0, 2.0]}}
+
+
+def test_goals_judge_block_16_and_the_default_draft():
+    drafts = {'other': shown_draft(16, 6.5, 9.0, 9.0), 'wide': shown_draft(32, 12.0, 8.0, 8.0),
+              DEFAULT_DRAFT: shown_draft(24, 9.0, 4.0, 2.9)}
+    result = {'length': {'splits': {'off-shelf': {'drafts': drafts}}}, 'draft_shapes': drafts}
+    text = '\n'.join(_goals(result))
+    assert 'accepted length at block 16: 6.50 (`other`), goal 7: **not met**' in text
+    assert f'theoretical speed-up: 4.00 (`{DEFAULT_DRAFT}`), goal 4.36: **not met**' in text
+    assert 'with the measured verify 3.00' in text and 'with the extra prefill 2.40' in text
+    del drafts['other'], drafts[DEFAULT_DRAFT]
+    text = '\n'.join(_goals(result))
+    assert 'no draft of this block' in text and '8.00 (`wide`), goal 4.36: **met**' in text

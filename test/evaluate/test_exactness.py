@@ -21,12 +21,14 @@ import pytest
 from rspec_planner.decode.stats import DecodeStats
 from rspec_planner.evaluate.exactness import (
     apart_m,
+    DeployedPair,
     Divergences,
     exactness_report,
     first_difference,
+    LISTED,
     TOLERANCE_M,
 )
-from rspec_planner.evaluate.reasoning_runs import PLAIN, Run, same_kernel
+from rspec_planner.evaluate.reasoning_runs import PLAIN, Run, wide_plain
 from rspec_planner.evaluate.survey import Taken
 
 PATH = np.cumsum(np.ones((64, 2)), axis=0)
@@ -38,7 +40,7 @@ def run(ids=(1, 2, 3), xy=PATH):
 
 
 def taken(**changed):
-    runs = {PLAIN: run(), 'd': run(), same_kernel(4): run(), **changed}
+    runs = {PLAIN: run(), 'd': run(), wide_plain(4): run(), **changed}
     clip = SimpleNamespace(spec=SimpleNamespace(pair_id='val/x/0/', event=True))
     return Taken('val', clip, 9, runs)
 
@@ -91,3 +93,26 @@ def test_divergences_are_listed_with_the_gap():
 def test_runs_without_trajectories_are_refused():
     with pytest.raises(ValueError, match='act=True'):
         apart_m(run(xy=None), run())
+
+
+def test_divergences_behind_the_list_are_still_counted():
+    divergences, clip = Divergences(), taken(d=run((1, 9, 3)))
+    stand = SimpleNamespace(top_two=lambda frame, ids, index: 0.25)
+    for _ in range(LISTED + 7):
+        divergences.take(stand, None, clip.clip, clip)
+    report = exactness_report([clip], {'d': SHAPE}, divergences)
+    assert len(report['divergences']) == LISTED and report['divergences_found'] == LISTED + 7
+
+
+def test_the_deployed_pair_sees_another_text_and_another_path():
+    def plan(ids=(1, 2), shift=0.0):
+        return SimpleNamespace(reasoning=SimpleNamespace(token_ids=ids),
+                               poses=np.zeros((65, 4)) + [shift, 0.0, 0.0, 5.0 * shift])
+
+    said = iter([plan(), plan((1, 3)), plan(shift=2 * TOLERANCE_M), plan(shift=1e-5)])
+    pair = DeployedPair(lambda observation: next(said), lambda observation: plan())
+    for _ in range(4):
+        pair.take(None)
+    assert pair.report() == {'frames': 4, 'token_mismatches': 1, 'trajectory_mismatches': 1,
+                             'bit_equal_trajectories': 2,
+                             'largest_deviation_mm': pytest.approx(2e3 * TOLERANCE_M)}

@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""The image-blind drafter: closed forms on a few texts, and its buffers in the loop."""
+"""The image-blind draft: closed forms on a few texts, and its buffers in the loop."""
 
 import pytest
 import torch

@@ -26,7 +26,7 @@ from rspec_planner.evaluate.length import (
     speedups,
     stop_was_drafted,
 )
-from rspec_planner.evaluate.reasoning_runs import EAGER, FLOOR, PLAIN, Run
+from rspec_planner.evaluate.reasoning_runs import EAGER, floor_name, PLAIN, Run
 from rspec_planner.evaluate.survey import Taken
 from rspec_planner.model.draft import dflash_config, eagle3_config
 from rspec_planner.train.profiles import new_target
@@ -72,7 +72,8 @@ def test_the_parts_of_a_step_add_up():
 
 def taken(split, **runs):
     named = {PLAIN: run([1] * 6, ms=30.0, verify_ms=24.0),
-             EAGER: run([1] * 6, ms=60.0, verify_ms=54.0), FLOOR: run([2, 2, 2], ms=15.0)}
+             EAGER: run([1] * 6, ms=60.0, verify_ms=54.0),
+             floor_name(4): run([2, 2, 2], ms=15.0), floor_name(6): run([3, 2, 1], ms=15.0)}
     return Taken(split, SimpleNamespace(), 9, {**named, **runs})
 
 
@@ -85,15 +86,34 @@ def test_a_report_has_the_floor_first_and_pairs_what_differs_in_one_thing():
     clips = [taken('val', **{'flat': run([3, 3], ms=10.0, draft_ms=2.0),
                              'mirror': run([3, 2, 1]), 'flat-aarl': run([3, 3]),
                              'chain': run([2, 4], draft_ms=16.0)}) for _ in range(3)]
-    report = length_report(clips, drafts, 16)['splits']['val']
-    assert list(report['drafts']) == [FLOOR, 'flat', 'mirror', 'flat-aarl', 'chain']
+    report = length_report(clips, drafts, extra_ms={'flat': 5.0})['splits']['val']
+    assert list(report['drafts']) == [floor_name(4), 'flat', 'mirror', 'flat-aarl', 'chain']
     row = report['drafts']['flat']
     assert row['accepted_length'] == {'mean': 3.0, 'ci95': [3.0, 3.0]}
     assert row['above_floor']['mean'] == 1.0
     assert row['wall_clock_ratio_same_kernel'] == 3.0
     assert row['wall_clock_ratio_eager'] == 6.0
+    assert row['wall_clock']['prefill_extra_ms'] == 5.0
+    assert row['wall_clock']['same_kernel_with_prefill']['mean'] == 2.0  # 30 ms over 10 + 5
+    chain = report['drafts']['chain']['wall_clock']
+    assert chain['same_kernel_with_prefill'] == chain['same_kernel']
     assert row['c'] == pytest.approx(1.0 / 4.0)  # a draft call of 1 ms, greedy steps of 4 ms
     assert row['theoretical_speedup'] == pytest.approx(3.0 / 1.25)
     assert row['iterations_histogram'] == [0, 0, 3]
     assert set(report['comparisons']) == {'flat - mirror', 'flat-aarl - flat'}
     assert report['comparisons']['flat - mirror']['mean'] == 1.0
+
+
+def test_a_draft_is_compared_with_the_floor_of_its_own_block():
+    profile = new_target(smoke=True)[0].cfg
+    drafts = {'narrow': dflash_config(profile, block=4), 'wide': dflash_config(profile, block=6),
+              'alone': dflash_config(profile, block=5)}
+    clips = [taken('val', narrow=run([3, 3]), wide=run([6]), alone=run([6]),
+                   **{'wide+tree8': run([6]), floor_name(6): run([4, 2])}) for _ in range(2)]
+    rows = length_report(clips, drafts, {'wide+tree8': 'wide'})['splits']['val']['drafts']
+    assert list(rows) == [floor_name(4), floor_name(6), *drafts, 'wide+tree8']
+    assert [rows[name]['block'] for name in rows] == [4, 6, 4, 6, 5, 6]
+    assert rows['narrow']['above_floor']['mean'] == 1.0  # 3 over the floor's 2
+    assert rows['wide']['above_floor']['mean'] == 3.0  # 6 over the floor's 3
+    assert rows['wide+tree8']['above_floor']['mean'] == 3.0
+    assert rows['alone']['above_floor'] is None

@@ -14,11 +14,13 @@
 """All questions in one pass over toy checkpoints: the keys, the counts and what must agree."""
 
 import json
+import shutil
 
 from drafted import toy_folders
 import pytest
 
 from rspec_planner.errors import ConfigurationError, EngineError
+from rspec_planner.evaluate.reasoning_runs import Stand
 from rspec_planner.evaluate.report import evaluate_one, evaluate_reasoning, QUESTIONS, Subject
 from rspec_planner.train.profiles import new_target
 from rspec_planner.train.saving import export
@@ -50,8 +52,10 @@ def test_every_draft_says_and_drives_what_greedy_decoding_does(result):
     assert exact['clips'] == 4 and exact['token_mismatches'] == 0
     assert exact['token_mismatches_width_1'] == 0 and not exact['divergences']
     assert set(exact['drafts']) == {'block', 'chain', 'block+tree4', 'block+tree12'}
+    deployed = exact['deployed']
+    assert (deployed['drives'], deployed['frames'], deployed['token_mismatches']) == (1, 2, 0)
     # an untrained expert magnifies the last bits that a verify of another width leaves, so only
-    # runs through the same kernel can be held to the tolerance
+    # runs through the same wide verify can be held to the tolerance
     for name in ('block', 'chain'):
         row = exact['drafts'][name]
         assert row['trajectory_mismatches'] == 0
@@ -60,7 +64,8 @@ def test_every_draft_says_and_drives_what_greedy_decoding_does(result):
 
 def test_lengths_come_with_floor_intervals_and_clocks(result):
     split = result['length']['splits']['val']
-    assert list(split['drafts']) == ['floor', 'block', 'chain', 'block+tree4', 'block+tree12']
+    assert list(split['drafts']) == ['floor-b4', 'floor-b6', 'block', 'chain',
+                                     'block+tree4', 'block+tree12']
     assert set(split['comparisons']) == {'block+tree4 - block', 'block+tree12 - block'}
     more = [split['drafts'][f'block+tree{n}']['accepted_length']['mean'] for n in (4, 12)]
     assert more[0] <= more[1]  # the smaller tree is a part of the larger one
@@ -71,12 +76,16 @@ def test_lengths_come_with_floor_intervals_and_clocks(result):
         assert row['routine_share'] == pytest.approx((mean - 1) / mean, abs=1e-4)
         assert row['wall_clock_ratio_same_kernel'] > 0 and row['wall_clock_ratio_eager'] > 0
         assert sum(row['iterations_histogram']) == 4
-        assert ('above_floor' in row) == (name != 'floor')
+        assert ('above_floor' in row) == (not name.startswith('floor'))
         parts = row['breakdown_ms']
         assert min(parts.values()) >= 0.0
     block = split['drafts']['block']
     expected = block['accepted_length']['mean'] / (1 + block['c'])
     assert block['theoretical_speedup'] == pytest.approx(expected, rel=1e-3)
+    prefill = result['length']['prefill']
+    assert prefill['clips'] == 4 and prefill['plain_ms'] > 0
+    assert {name: row['tail'] for name, row in prefill['drafts'].items()} == {'block': 4,
+                                                                              'chain': 4}
 
 
 def test_attention_is_that_of_the_drafts_that_read_everything(result):
@@ -126,3 +135,15 @@ def test_refusals_name_the_remedy(folders, tmp_path):
     other = export(*new_target(smoke=True, seed=5), tmp_path / 'other', {})
     with pytest.raises(EngineError, match='trained for target'):
         evaluate_one('exactness', Subject(drafts=(str(drafts['block']),), checkpoint=other))
+
+
+def test_one_draft_under_two_names_decodes_once_and_equal_folder_names_stay_apart(folders,
+                                                                                  tmp_path):
+    target, drafts = folders
+    other = tmp_path / 'second' / 'block'
+    shutil.copytree(drafts['whole-flat'], other)
+    stand = Stand(target, drafts=(drafts['block'], f'{drafts["block"]}/../block', other))
+    assert list(stand.drafts) == ['block', 'second/block']
+    assert stand.label(f'{drafts["block"]}/../block') == 'block'
+    assert stand.label(other) == 'second/block'
+    assert [draft.cfg.window for draft in stand.drafts.values()] == [4, 0]
