@@ -29,6 +29,7 @@ from dataclasses import replace
 import json
 import os
 from pathlib import Path
+import shlex
 import sys
 import time
 from typing import Any, TYPE_CHECKING
@@ -254,7 +255,8 @@ def run_grid(options: argparse.Namespace) -> dict[str, Any]:
     devices = [torch.device('cuda', i) for i in range(torch.cuda.device_count())] \
         if torch.cuda.is_available() else [torch.device('cpu')]
     target, cache = _data(options, base, runs, devices[0])
-    results = Results(options.out, _header(cache, devices, started))
+    results = Results(options.out, {**_header(cache, devices, started),
+                                    'command': options.command})
     places = [(target, cache)]
     for device in devices[1:]:
         places.append((open_target(options.target, device)[0], cache.to(device)))
@@ -343,6 +345,8 @@ def main(arguments: list[str] | None = None) -> int:
                         help='a draft setting for all runs, such as epochs=40')
     parser.add_argument('--smoke', action='store_true', help='a few clips and steps')
     options = parser.parse_args(arguments)
+    given = sys.argv[1:] if arguments is None else arguments
+    options.command = shlex.join(['python3', '-m', 'rspec_planner.train.draft_grid', *given])
     for name in ('OMP_NUM_THREADS', 'OPENBLAS_NUM_THREADS'):
         os.environ.setdefault(name, '1')  # render workers inherit the environment
     try:
