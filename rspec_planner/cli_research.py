@@ -158,7 +158,7 @@ def bench() -> None:
               help="A folder in place of the profile's embedded weights.")
 @click.option('--seed', type=int, default=0, show_default=True, help='Seed of the drive.')
 @click.option('--draft', default='default', show_default=True,
-              help='An embedded draft by name, or a folder.')
+              help="An embedded draft by name, a folder, or 'none'.")
 @reports()
 def bench_frame(profile: str, device: str, frames: int, checkpoint: Path | None,
                 seed: int, draft: str) -> Mapping[str, Any]:

@@ -190,7 +190,9 @@ def latency_status(statistics: CycleStatistics, last: CycleResult | None,
     """Return the `latency` task of the newest plan and of the last 600 cycles."""
     plan = last.plan if last is not None else None
     if last is None or plan is None:
-        return make_status('latency', OK, 'no plan yet', {'deadline_misses': 0})
+        message = 'no plan yet' if last is None else 'no plan in the last cycle'
+        return make_status('latency', OK, message,
+                           {'deadline_misses': statistics.deadline_misses})
     budget_ms = parameters.deadline.budget_ms
     level, message = OK, 'within budget'
     if last.outcome is Outcome.LATE:
@@ -213,7 +215,8 @@ def speculation_status(last: CycleResult | None) -> DiagnosticStatus:
     """Return the `speculation` task of the last plan."""
     plan = last.plan if last is not None else None
     if plan is None:
-        return make_status('speculation', OK, 'no plan yet', {'enabled': False})
+        return make_status('speculation', OK, 'no plan yet' if last is None
+                           else 'no plan in the last cycle', {})
     stats = plan.reasoning.stats
     enabled = stats.block > 1
     message = 'drafts are verified' if enabled else 'off: the target decodes alone'

@@ -156,11 +156,11 @@ def speculation_numbers(plan: Plan) -> dict[str, float]:
               'tokens_per_second': tokens_per_second(plan), 'reused_tokens': stats.reused,
               'draft_ms': stats.draft_ms, 'verify_ms': stats.verify_ms}
     if not stats.iterations:
-        del values['mean_accepted_length']
+        del values['mean_accepted_length'], values['tokens_per_second']
     return values
 
 
 def tokens_per_second(plan: Plan) -> float:
-    """Return reasoning tokens per second of decoding; 0 when decoding took no time."""
+    """Return tokens committed by iterations per second of decoding; 0 without any."""
     seconds = plan.times.decode_ms / 1e3
-    return len(plan.reasoning.token_ids) / seconds if seconds > 0 else 0.0
+    return sum(plan.reasoning.stats.committed) / seconds if seconds > 0 else 0.0

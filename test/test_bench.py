@@ -18,6 +18,9 @@ import pytest
 
 from rspec_planner.errors import ConfigurationError
 from rspec_planner.evaluate.bench import bench_frame, drive_observations, percentiles
+from rspec_planner.model.dflash import Dflash
+from rspec_planner.model.draft import dflash_config
+from rspec_planner.model.draft_checkpoint import save_draft, target_digest
 from rspec_planner.train.profiles import new_target
 from rspec_planner.train.saving import export
 
@@ -34,18 +37,21 @@ def test_neighbouring_observations_share_three_of_four_frames():
     assert step == pytest.approx(0.1 * second.speed_mps, abs=0.1)
 
 
-def test_a_short_run_reports_every_stage_of_both_modes(tmp_path):
+def test_a_short_run_reports_every_stage_of_every_way(tmp_path):
     target, tokenizer = new_target(smoke=True)
     folder = export(target, tokenizer, tmp_path, {})
+    draft = Dflash(dflash_config(target.cfg, block=8)).initialise(target.text)
+    save_draft(draft, folder / 'drafts' / 'default', {'target': target_digest(folder)})
     report = bench_frame(frames=2, checkpoint=folder)
     assert report['profile'] == 'smoke' and report['frames'] == 2
+    assert report['draft'] == 'dflash-l2-b8-w8-flat'
     assert report['p50'] == report['streaming']['p50'] > 0
-    for mode in ('streaming', 'cold'):
-        stages = report[mode]['stages']
+    for way in ('streaming', 'stateless', 'autoregressive', 'cold'):
+        stages = report[way]['stages']
         assert set(stages) >= {'encode', 'prefill', 'decode', 'action'}
-        assert sum(stage['p50'] for stage in stages.values()) <= 1.5 * report[mode]['p99']
-    # the same plans either way, and a quarter of the images to encode
-    assert report['streaming']['tokens'] == report['cold']['tokens']
+        assert sum(stage['p50'] for stage in stages.values()) <= 1.5 * report[way]['p99']
+        assert report[way]['tokens'] == report['streaming']['tokens']  # the same plans
+    assert report['autoregressive']['iterations'] == report['autoregressive']['tokens'] - 1
 
 
 def test_percentiles_of_a_ramp():

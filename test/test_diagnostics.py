@@ -20,6 +20,7 @@ from node_rig import plan_at, TEXT, turned, values_of
 import pytest
 
 from rspec_planner.cycle import CycleResult, CycleStatistics, Outcome
+from rspec_planner.decode.stats import DecodeStats
 from rspec_planner.diagnostics import (
     engine_status,
     EngineFacts,
@@ -184,9 +185,27 @@ def test_nothing_planned_yet(parameters):
     assert speculation_status(None).message == 'no plan yet'
 
 
+def test_speculation_reports_block_iterations_and_reuse(plan):
+    stats = DecodeStats(2, (9, 8), 1.5, 12.0, reused=3, block=24)
+    plan = replace(plan, reasoning=replace(plan.reasoning, stats=stats))
+    status = speculation_status(CycleResult(NOW, Outcome.PUBLISHED, plan=plan))
+    assert status.message == 'drafts are verified; 3 tokens of the last reasoning held'
+    values = values_of(status)
+    assert (values['enabled'], values['block_size'], values['mean_accepted_length'],
+            values['iterations'], values['reused_tokens'], values['draft_ms'],
+            values['verify_ms']) == ('true', '24', '8.500', '2', '3', '1.500', '12.000')
+
+
 def test_speculation_is_off_without_a_draft(plan):
     status = speculation_status(CycleResult(NOW, Outcome.PUBLISHED, plan=plan))
     assert status.message == 'off: the target decodes alone'
     values = values_of(status)
     assert (values['enabled'], values['mean_accepted_length'], values['iterations']) == (
         'false', '1.000', '2')
+
+
+def test_a_cycle_that_failed_has_no_plan_but_is_not_the_beginning(parameters):
+    failed = CycleResult(NOW, Outcome.FAILED, reason='exception', detail='boom')
+    assert speculation_status(failed).message == 'no plan in the last cycle'
+    assert latency_status(CycleStatistics(), failed, parameters).message == \
+        'no plan in the last cycle'

@@ -24,7 +24,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / 'rspec_planner'
 MODULES = sorted(PACKAGE.rglob('*.py'))
-SOURCES = sorted([*MODULES, *(ROOT / 'test').glob('*.py'), *(ROOT / 'launch').glob('*.py'),
+SOURCES = sorted([*MODULES, *(ROOT / 'test').rglob('*.py'), *(ROOT / 'launch').glob('*.py'),
                   ROOT / 'setup.py'])
 
 LICENCE_LINES = 13
@@ -144,7 +144,7 @@ def test_docs_name_commands_that_exist():
     documents = [ROOT / 'README.md', *(ROOT / 'docs').glob('*.md')]
     called = set()
     for path in documents:
-        for line in re.findall(r'(?:^|`)\s*(?:\.venv/bin/)?rspec ((?:[a-z][a-z-]+ ?)+)',
+        for line in re.findall(r'(?:^|`)\s*(?:\.venv/bin/)?rspec ((?:[a-z][a-z0-9-]+ ?)+)',
                                path.read_text(encoding='utf-8'), re.MULTILINE):
             words = line.split()
             command = cli

@@ -72,7 +72,7 @@ def test_outputs_are_stamped_t0_and_carry_the_reasoning():
         markers = wait_until(lambda: rig.received['marker'], 'markers')[-1].markers
         assert {stamp_to_ns(marker.header.stamp) for marker in markers} == {t0}
         assert wait_until(lambda: times, 'a stage time')[-1].data == 4.0
-        assert wait_until(lambda: rate, 'a token rate')[-1].data == pytest.approx(750.0)
+        assert wait_until(lambda: rate, 'a token rate')[-1].data == pytest.approx(500.0)
         assert rig.planner.threads == {'planner'}
 
 

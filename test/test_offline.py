@@ -26,7 +26,7 @@ from rspec_planner.command_line import ODOMETRY_TOPIC as NODE_ODOMETRY_TOPIC
 from rspec_planner.decode.state import DecodeStats
 from rspec_planner.errors import ConfigurationError, InputError
 from rspec_planner.model.config import CameraConfig, tiny, TokenIds
-from rspec_planner.offline import OfflineOptions, plan_bag
+from rspec_planner.offline import OfflineOptions, plan_bag, read_parameters
 from rspec_planner.planner.plan import Plan, Reasoning, StageTimes, Verdict
 from rspec_planner.world.bag import BagReader, BagWriter, message
 from rspec_planner.world.messages import make_header, odometry_message
@@ -184,6 +184,14 @@ def test_rate_limit_is_the_one_of_the_parameters(bag, tmp_path):
     slow.write_text(text.replace('rate_hz', 'rate_herz'))
     with pytest.raises(ConfigurationError, match="did you mean 'planning.rate_hz'"):
         run(bag, records=tmp_path / 'r', params=slow)
+
+
+@pytest.mark.parametrize('draft, enabled, name', [
+    ('', True, 'default'), ('none', False, 'default'), ('eagle3-b16-w8-flat', True,
+                                                        'eagle3-b16-w8-flat')])
+def test_the_draft_option_overrides_the_parameters(draft, enabled, name):
+    speculation = read_parameters(OfflineOptions(draft=draft)).speculation
+    assert (speculation.enabled, speculation.draft) == (enabled, name)
 
 
 def test_dropped_frames_are_named_skips(tmp_path):

@@ -223,6 +223,13 @@ def test_written_picture_reads_back_in_rgb(tmp_path):
     assert np.array_equal(back, picture)
 
 
+def test_a_reused_reasoning_is_told_instead_of_an_accepted_length():
+    base = make_plan()
+    reused = replace(base, reasoning=replace(base.reasoning, stats=DecodeStats(0, (), reused=17)))
+    assert changed(draw_frame(grey(), base, RIG), draw_frame(grey(), reused, RIG),
+                   pictures.HEADER).any()
+
+
 def test_times_and_accepted_length_reach_the_header():
     base = make_plan()
     slower = replace(base, times=replace(base.times, decode_ms=400.0))

@@ -29,6 +29,8 @@ from rspec_planner.model.eagle3 import Eagle3
 from rspec_planner.model.target import Target
 from rspec_planner.planner.drafts import draft_folder, EMBEDDED
 from rspec_planner.planner.pipeline import Planner
+from rspec_planner.planner.prompt import MAX_ROUTE_WORDS
+from rspec_planner.planner.reasoner import Reasoner, tapped_tail
 
 KINDS = {'dflash': (Dflash, dflash_config), 'eagle3': (Eagle3, eagle3_config)}
 
@@ -148,3 +150,27 @@ def test_a_checkpoint_of_the_user_brings_its_own_default(tmp_path):
     (folder / 'config.json').write_text('{}')
     assert draft_folder('default', tmp_path) == folder
 
+
+
+def test_a_draft_without_its_buffers_is_refused(target):
+    reasoner = Planner(target, TOKENIZER)._stages.reasoner
+    with pytest.raises(ConfigurationError, match='taps and positions'):
+        Reasoner(target, reasoner._cache, budget=4, draft=make_draft(target, 'dflash'))
+
+
+def test_only_a_draft_that_taps_the_last_layer_asks_for_its_rows(target):
+    last = target.cfg.text.num_layers - 1
+    assert tapped_tail(make_draft(target, 'dflash', window=8, taps=(1, last)), target) == 8
+    assert tapped_tail(make_draft(target, 'dflash', window=0, taps=(1, last)), target) == 0
+    assert tapped_tail(make_draft(target, 'dflash', window=0, taps=(0, 1)), target) == 1
+
+
+def test_the_longest_prompt_guess_and_block_fit(target):
+    """A route of the most words, a wrong guess of the most tokens and a wide block."""
+    draft = make_draft(target, 'dflash', block=24)
+    longest = replace(observe(), navigation_text=' '.join(['turn'] * MAX_ROUTE_WORDS))
+    plain = Planner(target, TOKENIZER)
+    reusing = Planner(target, TOKENIZER, draft=draft, reuse=True)
+    reusing._last_ids = (3,) * 200
+    made = assert_equal_plans(plain, reusing, longest)
+    assert made.reasoning.stats.reused == 0

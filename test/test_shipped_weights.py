@@ -12,7 +12,8 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 """
-The weights in the package look at the images: both twins of held-out pairs are decided rightly.
+The shipped target looks at the images: both twins of held-out pairs are decided rightly. The
+shipped drafts change no plan and save most of the iterations.
 
 The full figures come from `rspec eval driving`; this is the smallest sample that a wrong or
 stale checkpoint cannot pass.
@@ -25,6 +26,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from rspec_planner.planner.drafts import DEFAULT_DRAFT, embedded_drafts
 from rspec_planner.planner.pipeline import Planner
 from rspec_planner.world.generate import clip_observation, generate_pair
 from rspec_planner.world.reasoning import acceptable
@@ -77,3 +79,31 @@ def test_the_same_observation_gives_the_same_plan(planner, pairs):
     first, second = planner.plan(observation), Planner.load('tiny').plan(observation)
     assert first.reasoning.token_ids == second.reasoning.token_ids
     assert np.array_equal(first.poses, second.poses)
+
+
+def test_the_default_draft_is_shipped_and_comes_first():
+    assert embedded_drafts()[0] == DEFAULT_DRAFT and len(embedded_drafts()) > 1
+
+
+@pytest.mark.parametrize('draft', embedded_drafts())
+def test_a_shipped_draft_changes_no_plan_and_saves_iterations(planner, pairs, draft):
+    fast = Planner.load('tiny', draft=draft)
+    committed = iterations = 0
+    for clip in (clip for pair in pairs[:3] for clip in pair):
+        expected, made = (p.plan(clip_observation(clip)) for p in (planner, fast))
+        assert made.reasoning.token_ids == expected.reasoning.token_ids
+        # other widths of the same products round differently
+        np.testing.assert_allclose(made.poses, expected.poses, atol=1e-3)
+        stats = made.reasoning.stats
+        committed, iterations = committed + sum(stats.committed), iterations + stats.iterations
+    assert committed >= 7 * iterations, f'L {committed / iterations:.2f}'
+
+
+def test_the_last_reasoning_is_confirmed_in_the_prefill(planner, pairs):
+    reusing = Planner.load('tiny', draft='default', reuse=True)
+    observation = clip_observation(pairs[0][0])
+    first, second = reusing.plan(observation), reusing.plan(observation)
+    assert first.reasoning.token_ids == second.reasoning.token_ids
+    assert first.reasoning.stats.reused == 0 and second.reasoning.stats.iterations == 0
+    twin = clip_observation(pairs[0][1])  # same history, another fact: the guess is wrong
+    assert reusing.plan(twin).reasoning.token_ids == planner.plan(twin).reasoning.token_ids

@@ -122,9 +122,10 @@ class _Samples:
 
 def _ways(source: str | Path, device: str, draft: str) -> dict[str, _Samples]:
     """Return the planners that are compared, by name."""
+    chosen = None if draft == 'none' else draft
     options: dict[str, dict[str, Any]] = {
-        'streaming': {'draft': draft, 'reuse': True}, 'stateless': {'draft': draft},
-        'autoregressive': {}, 'cold': {'draft': draft, 'use_vision_cache': False}}
+        'streaming': {'draft': chosen, 'reuse': True}, 'stateless': {'draft': chosen},
+        'autoregressive': {}, 'cold': {'draft': chosen, 'use_vision_cache': False}}
     return {name: _Samples(Planner.load(source, device=device, **option))
             for name, option in options.items()}
 
@@ -149,7 +150,8 @@ def bench_frame(profile: str = 'tiny', device: str = 'cpu', frames: int = 40, *,
     Time whole frames of a profile; `p50` at the top is that of streaming frames, in ms.
 
     frames: measured frames, after five of warm-up. checkpoint: a folder in place of the
-    profile's embedded weights. Raises ConfigurationError for a count below 1.
+    profile's embedded weights. draft: 'none' for a checkpoint without one. Raises
+    ConfigurationError for a count below 1.
     """
     if frames < 1:
         raise ConfigurationError(f'frames {frames}: must be at least 1')

@@ -47,8 +47,8 @@ def draft_folder(draft: str, checkpoint: Path) -> Path:
     else:
         folder = Path(draft)
     if not (folder / 'config.json').is_file():
-        known = ', '.join(embedded_drafts()) or 'none'
+        known = f' or an embedded name ({", ".join(embedded_drafts())})' if embedded else ''
         raise ConfigurationError(
-            f"draft '{draft}' of {checkpoint} is not in {folder}; give a draft folder or an "
-            f'embedded name ({known}), or switch speculation off')
+            f"draft '{draft}' of {checkpoint} is not in {folder}; give a draft folder{known}, or "
+            'switch speculation off (--draft none, speculation.enabled: false)')
     return folder

@@ -15,7 +15,9 @@
 The planner: one Observation in, one Plan out, through the stages of the engine.
 
 preprocess, encode, prefill, decode, action, postprocess. Same observation and seed, same Plan,
-bit for bit; frames seen before are not encoded again, which changes no bit either.
+bit for bit; frames seen before are not encoded again, which changes no bit either. A draft or the
+last reasoning change how wide the target's forwards are; wider products round differently, which
+moves paths by micrometres, and words only at a tie (`rspec eval exactness` looks for one).
 """
 
 from __future__ import annotations
@@ -88,7 +90,7 @@ def torch_stages(target: Target, capacity: int, samples: int, budget: int,
     cache = KVCache(target.cfg.text, 1, capacity, target.dtype, target.device)
     taps = draft_taps(target, draft, capacity) if draft is not None else None
     prefill = prefill_executor(target, cache, capacity, taps, min(budget, GUESS_ROOM),
-                               tapped_tail(draft) if draft is not None else 1)
+                               tapped_tail(draft, target) if draft is not None else 1)
     return Stages(vision=vision_executor(target, len(target.cfg.cameras.names)),
                   prefill=prefill,
                   reasoner=Reasoner(target, cache, budget=budget, draft=draft, taps=taps,
@@ -115,7 +117,7 @@ class Planner:
                 + (draft.cfg.block if draft is not None else 1)
                 + target.cfg.action_space.n_waypoints)
         rows += -rows % _CAPACITY_BUCKET
-        self.draft_name = draft.cfg.label if draft is not None else ''
+        self.draft_name = (draft.cfg.name or draft.cfg.label) if draft is not None else ''
         self._stages = torch_stages(target, rows, samples, self._budget, draft)
         self._reuse = reuse
         self._last_ids: tuple[int, ...] = ()

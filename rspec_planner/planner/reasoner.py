@@ -32,6 +32,7 @@ from rspec_planner.decode.state import DecodeState, DecodeStats
 from rspec_planner.engine.draft_executor import draft_executor
 from rspec_planner.engine.executor import Executor
 from rspec_planner.engine.torch_executor import verify_executor
+from rspec_planner.errors import ConfigurationError
 from rspec_planner.model.draft import Draft
 from rspec_planner.model.taps import TapBuffer
 from rspec_planner.model.target import Target
@@ -48,9 +49,14 @@ def draft_taps(target: Target, draft: Draft, capacity: int) -> TapBuffer:
                      target.device)
 
 
-def tapped_tail(draft: Draft) -> int:
-    """Return how many last prompt rows a draft reads; 0 stands for all of them."""
-    return draft.cfg.window
+def tapped_tail(draft: Draft, target: Target) -> int:
+    """
+    Return how many last prompt rows the prefill must carry through the target's last layer.
+
+    0 stands for all of them. A draft that does not tap that layer needs none but the very last.
+    """
+    last = target.cfg.text.num_layers - 1
+    return draft.cfg.window if last in draft.cfg.taps else 1
 
 
 class Reasoner:
@@ -67,7 +73,10 @@ class Reasoner:
         self.state = DecodeState(cache.capacity, target.device)
         self.draft: Executor | None = None
         width = 1
-        if draft is not None and taps is not None and positions is not None:
+        if draft is not None:
+            if taps is None or positions is None:
+                raise ConfigurationError(f'draft {draft.cfg.label}: needs taps and positions, '
+                                         'see draft_taps; give both')
             width = draft.cfg.block
             self.draft = draft_executor(draft, target, self.state.tokens, taps, positions)
         self._width = width
