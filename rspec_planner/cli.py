@@ -42,7 +42,7 @@ TRACEBACK_VARIABLE = 'RSPEC_TRACEBACK'
 _REMEDIES = {
     'rclpy': 'pip install -r requirements-ros.txt, or source a ROS 2 installation',
     'torch': 'pip install torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu',
-    'matplotlib': 'pip install -r requirements-dev.txt',
+    'matplotlib': 'pip install -r requirements.txt',
 }
 
 

@@ -85,7 +85,7 @@ def test_requirements_are_pinned_and_complete():
                 match = re.fullmatch(r'([A-Za-z0-9_.-]+)(\[\w+\])?==[\w.]+', text)
                 assert match, f'{name}: {line}'
                 pinned.setdefault(name, set()).add(match[1].lower())
-    ours = {'rspec_planner'} | {p.stem for p in (ROOT / 'test').glob('*.py')}
+    ours = {'rspec_planner'} | {p.stem for p in (ROOT / 'test').rglob('*.py')}
 
     def missing(folder, files):
         have = set().union(*(pinned[f] for f in files))

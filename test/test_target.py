@@ -38,7 +38,7 @@ def drive(target: Target, images: torch.Tensor, steps: int = 10) -> tuple[list[i
 
     end = count + 5
     hidden = place_visual(text.embed(ids), mask, features)
-    hidden = text(hidden, *tables(0, end), cache, 0, mask, deepstack, last_only=True)
+    hidden = text(hidden, *tables(0, end), cache, 0, mask, deepstack, last_rows=1)
     said = []
     for _ in range(4):
         said.append(int(text.logits(hidden)[0, -1].argmax()))
