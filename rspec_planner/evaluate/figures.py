@@ -34,7 +34,8 @@ from rspec_planner.evaluate.published import ATTENTION, LENGTHS
 
 SPLITS = ('val', 'on-shelf', 'off-shelf')
 FLOOR_COLOUR, PAPER_COLOUR = '#9aa0a6', '#d7dade'
-DRAFT_COLOURS = ('#1f5fa8', '#e07b39', '#3a8f5c', '#8e5aa8', '#c2a12b', '#b0413e')
+DRAFT_COLOURS = ('#1f5fa8', '#e07b39', '#3a8f5c', '#8e5aa8', '#c2a12b', '#b0413e', '#5aa9c9',
+                 '#7a5c43', '#d98cb3', '#7f8f2e')
 GROUP_COLOURS = {'visual': '#4c78a8', 'history': '#f2a93b', 'text': '#e8d5a9',
                  'generated': '#57a773'}
 PART_COLOURS = {'draft': '#57a773', 'verify': '#4c78a8', 'closing': '#c8ccd1'}
@@ -81,7 +82,7 @@ def length_figure(length: Mapping[str, Any], folder: Path) -> Path:
     names = list(length['splits'][splits[0]]['drafts'])
     colour = colours(names)
     rows = [*names, *LENGTHS]
-    figure, (ax,) = _figure(9.5, 4.4)
+    figure, (ax,) = _figure(11.5, 5.4)
     width = 0.86 / len(rows)
     for index, name in enumerate(rows):
         for place, split in enumerate(splits):
@@ -100,11 +101,12 @@ def length_figure(length: Mapping[str, Any], folder: Path) -> Path:
                        yerr=[[value - low], [high - value]],
                        error_kw={'elinewidth': 1.0, 'capsize': 2})
             if value:
-                ax.text(x, high + 0.12, f'{value:.1f}', ha='center', fontsize=8)
+                ax.text(x, high + 0.12, f'{value:.1f}', ha='center', fontsize=7)
     ax.set_xticks(range(len(splits)), splits)
     ax.set_ylabel('tokens per target forward, L')
     ax.set_ylim(0, ax.get_ylim()[1] * 1.08)
-    ax.legend(fontsize=8, frameon=False, ncols=2, loc='upper right')
+    ax.legend(fontsize=8, frameon=False, ncols=4, loc='upper center',
+              bbox_to_anchor=(0.5, -0.07))
     ax.set_title('Accepted length (strict, 95 % intervals over clips)', fontsize=11, loc='left')
     return _save(figure, folder, 'accepted_length')
 
