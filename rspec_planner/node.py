@@ -158,8 +158,9 @@ class RspecPlanner(LifecycleNode):
     def on_deactivate(self, state: LifecycleState) -> TransitionCallbackReturn:
         """Refuse data, let the worker become idle, and forget what was collected."""
         made = self._require()
+        idle = self._forget('deactivated')  # first: a plan that ends now must find itself dropped
         made.inputs.enabled = False
-        self._forget('deactivated').result(_STOP_S)
+        idle.result(_STOP_S)
         self.get_logger().info('inactive')
         super().on_deactivate(state)
         return SUCCESS
