@@ -20,7 +20,6 @@ Render workers import this module again when they start, so nothing heavy is imp
 from __future__ import annotations
 
 import argparse
-from dataclasses import fields
 import json
 import os
 from pathlib import Path
@@ -208,6 +207,7 @@ def make_cache(settings: DraftSettings, target: Target, tokenizer: Tokenizer, di
 
 def _parser() -> argparse.ArgumentParser:
     from rspec_planner.train.draft_settings import DraftSettings
+    from rspec_planner.train.settings import add_options
     parser = argparse.ArgumentParser(prog='rspec train', description=(
         'Train a draft on the texts and states of a target; one process per GPU under '
         'torchrun.'))
@@ -220,15 +220,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument('--resume', action='store_true', help='continue OUT/state.pt')
     parser.add_argument('--smoke', action='store_true', help='a few clips and steps')
     parser.add_argument('--revision', default='', help='git revision for the manifest')
-    group = parser.add_argument_group('settings (override the config file)')
-    for field in fields(DraftSettings):
-        name = '--' + field.name.replace('_', '-')
-        if field.name == 'kind':
-            continue
-        if isinstance(field.default, bool):
-            group.add_argument(name, action=argparse.BooleanOptionalAction, default=None)
-        else:
-            group.add_argument(name, type=type(field.default), metavar=str(field.default))
+    add_options(parser, DraftSettings, leave_out='kind')
     return parser
 
 

@@ -15,6 +15,7 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 import difflib
@@ -102,6 +103,19 @@ class TargetSettings:
 def load_settings(path: str | Path | None, **overrides: Any) -> TargetSettings:
     """Return the settings of a YAML file with overrides, see `read_settings`."""
     return TargetSettings(**read_settings(TargetSettings, path, overrides))
+
+
+def add_options(parser: argparse.ArgumentParser, kind: Any, leave_out: str = '') -> None:
+    """Give a parser one option for each field of a settings dataclass but `leave_out`."""
+    group = parser.add_argument_group('settings (override the config file)')
+    for field in fields(kind):
+        name = '--' + field.name.replace('_', '-')
+        if field.name == leave_out:
+            continue
+        if isinstance(field.default, bool):
+            group.add_argument(name, action=argparse.BooleanOptionalAction, default=None)
+        else:
+            group.add_argument(name, type=type(field.default), metavar=str(field.default))
 
 
 def read_settings(kind: Any, path: str | Path | None,

@@ -20,7 +20,6 @@ Render workers import this module again when they start, so nothing heavy is imp
 from __future__ import annotations
 
 import argparse
-from dataclasses import fields
 import json
 import os
 from pathlib import Path
@@ -29,7 +28,7 @@ import time
 from typing import Any
 
 from rspec_planner.errors import ConfigurationError, RspecError
-from rspec_planner.train.settings import load_settings, TargetSettings
+from rspec_planner.train.settings import add_options, load_settings, TargetSettings
 
 #: what `--smoke` changes: a handful of clips, 20 steps, seconds on a laptop
 SMOKE = {'minutes': 2.0, 'reserve_s': 20.0, 'warmup_s': 1.0, 'max_steps': 20, 'workers': 1,
@@ -77,13 +76,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument('--resume', action='store_true', help='continue the saved state')
     parser.add_argument('--smoke', action='store_true', help='20 steps of a toy size')
     parser.add_argument('--revision', default='', help='git revision for the manifest')
-    group = parser.add_argument_group('settings (override the config file)')
-    for field in fields(TargetSettings):
-        name = '--' + field.name.replace('_', '-')
-        if isinstance(field.default, bool):
-            group.add_argument(name, action=argparse.BooleanOptionalAction, default=None)
-        else:
-            group.add_argument(name, type=type(field.default), metavar=str(field.default))
+    add_options(parser, TargetSettings)
     return parser
 
 
