@@ -117,6 +117,32 @@ def test_short_extrapolation_keeps_speed_and_heading(buffer):
     assert seen.ages_ms['odometry'] == 20.0
 
 
+@pytest.mark.parametrize('offsets, covered', [([0], '0.00 s'), ([-100, 0], '0.10 s'),
+                                              ([-200, -100, 0], '0.20 s')])
+def test_first_frames_after_a_start_are_a_short_history(buffer, offsets, covered):
+    add_images(buffer, offsets)
+    add_poses(buffer)
+    refused(buffer, 'history_short', f'camera cross_left covers {covered} before t0',
+            'needs 0.30 s')
+
+
+def test_one_camera_that_starts_later_is_a_short_history(buffer):
+    add_images(buffer, cameras=CAMERAS[:3])
+    add_images(buffer, [-100, 0], cameras=CAMERAS[3:])
+    add_poses(buffer)
+    refused(buffer, 'history_short', f'camera {CAMERAS[3]} covers 0.10 s')
+
+
+def test_a_hole_and_a_camera_ahead_of_time_are_out_of_tolerance(buffer):
+    add_images(buffer, [-500, -400, -300, -100, 0])
+    add_poses(buffer)
+    refused(buffer, 'image_out_of_tolerance', 't0-0.2 s is 100.0 ms away')
+    buffer.clear('test')
+    add_images(buffer, [1000, 1100, 1200])
+    add_poses(buffer)
+    refused(buffer, 'image_out_of_tolerance', 't0-0.3 s is 1300.0 ms away')
+
+
 def test_late_odometry_is_a_gap(buffer):
     add_images(buffer)
     add_poses(buffer, range(-1600, -70, 10))

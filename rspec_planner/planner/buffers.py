@@ -277,12 +277,23 @@ class ObservationBuffer:
             index = timeline.nearest(target)
             off_ms = abs(timeline.stamps[index] - target) / _MS
             if off_ms > self._limits.image_tolerance_ms:
-                raise _Refused('image_out_of_tolerance', f'camera {camera}: nearest frame to '
-                               f't0-{(t0_ns - target) / _SECOND:.1f} s is {off_ms:.1f} ms away, '
-                               f'limit {self._limits.image_tolerance_ms:.1f} ms')
+                raise self._refuse_distance(camera, timeline.stamps[0], t0_ns, target, off_ms)
             stamps.append(timeline.stamps[index])
             frames.append(timeline.entries[index])
         return stamps, frames
+
+    def _refuse_distance(self, camera: str, oldest_ns: int, t0_ns: int, target_ns: int,
+                         off_ms: float) -> _Refused:
+        """Return the refusal of a frame time that no frame is near; a start is no fault."""
+        limit_ms = self._limits.image_tolerance_ms
+        covered_ms = (t0_ns - oldest_ns) / _MS
+        if oldest_ns > target_ns and covered_ms >= -limit_ms:
+            return _Refused('history_short', f'camera {camera} covers '
+                            f'{max(covered_ms, 0.0) / 1e3:.2f} s before t0, needs '
+                            f'{(self._cameras.frames - 1) / 10:.2f} s')
+        return _Refused('image_out_of_tolerance', f'camera {camera}: nearest frame to '
+                        f't0-{(t0_ns - target_ns) / _SECOND:.1f} s is {off_ms:.1f} ms away, '
+                        f'limit {limit_ms:.1f} ms')
 
     def _decoded(self, camera: str, frame: _Frame) -> NDArray[np.uint8]:
         """Return the frame at the model's size, decoding it on first use."""
