@@ -35,7 +35,14 @@ from rspec_planner.world.scenarios.base import (
     VEHICLES,
 )
 from rspec_planner.world.scenarios.junctions import REST
-from rspec_planner.world.scenarios.roadside import CONE, draw_side, nudge, one_way_if, walk_out
+from rspec_planner.world.scenarios.roadside import (
+    CONE,
+    draw_side,
+    nudge,
+    one_way_if,
+    walk_out,
+    with_next_lane,
+)
 from rspec_planner.world.scenarios.traffic import lead, merge
 from rspec_planner.world.simulation import EGO_FRONT, EGO_WIDTH, SIZES
 
@@ -154,7 +161,8 @@ def cones_and_lead_brake(draw: Draw) -> Blueprint:
         raise Rejected('no room for the shift')
     curvature = draw.bend(speed, push, gap)
     when, brake = draw.event_time(), draw.uniform(2.2, 3.2)
-    layout, inner = one_way_if(draw, side == 'left'), draw.uniform(0.75, 0.9)
+    layout = with_next_lane(draw, one_way_if(draw, side == 'left'), side)
+    inner = draw.uniform(0.75, 0.9)
     edge, count = layout.width / 2, 16
     half = SIZES[draw.vehicle][1] / 2
 

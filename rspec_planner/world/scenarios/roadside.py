@@ -15,6 +15,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 import math
 
 from rspec_planner.world.expert import Maneuver, Shift
@@ -45,6 +46,13 @@ def draw_side(draw: Draw) -> tuple[str, str, float]:
 def one_way_if(draw: Draw, left: bool, shoulder: float = 2.8) -> Layout:
     """Return a single lane; without oncoming traffic when its left edge matters."""
     return Layout(width=draw.uniform(3.4, 3.7), oncoming=0 if left else 1, shoulder=shoulder)
+
+
+def with_next_lane(draw: Draw, layout: Layout, side: str) -> Layout:
+    """Return the layout, in every third clip with a second lane of our direction, off `side`."""
+    if not draw.flag(1.0 / 3.0):
+        return layout
+    return replace(layout, left=1) if side == 'right' else replace(layout, right=1)
 
 
 def walk_out(stage: Stage, word: str, ahead: float, start: float, event: bool, when: float,
@@ -176,7 +184,7 @@ def parked(draw: Draw) -> Blueprint:
     speed, push = draw.motion(3.3, min(11.0, (gap - 4.6) / 2.4))
     length, width, _ = SIZES[draw.vehicle]
     curvature = draw.bend(speed, push, gap + length / 2)
-    layout = one_way_if(draw, side == 'left')
+    layout = with_next_lane(draw, one_way_if(draw, side == 'left'), side)
     inner = layout.width / 2 - draw.uniform(1.05, 1.35)
     away = layout.width / 2 + draw.uniform(0.35, 0.6)
     target = -sign * (EGO_WIDTH / 2 + 0.65 - inner)
@@ -192,7 +200,7 @@ def parked(draw: Draw) -> Blueprint:
             stage.act(decide('keep_lane', 'parked_leaves_room', **slots), Maneuver(speed))
 
     return Blueprint(draw, layout, speed, push, populate, curvature, oncoming=False,
-                     distractors=('zebra', 'walker'))
+                     distractors=('zebra', 'walker', 'neighbour'))
 
 
 def construction(draw: Draw) -> Blueprint:
@@ -204,7 +212,7 @@ def construction(draw: Draw) -> Blueprint:
     if speed > (gap - 2.0) / 2.4:
         raise Rejected('no room for the shift')
     curvature = draw.bend(speed, push, gap + 6.0)
-    layout = one_way_if(draw, side == 'left')
+    layout = with_next_lane(draw, one_way_if(draw, side == 'left'), side)
     inner = draw.uniform(0.7, 0.85)
     target = -sign * (EGO_WIDTH / 2 + 0.8 - inner)
     edge = layout.width / 2
@@ -223,4 +231,4 @@ def construction(draw: Draw) -> Blueprint:
             stage.act(decide('keep_lane', 'cones_shoulder', side=side), Maneuver(speed))
 
     return Blueprint(draw, layout, speed, push, populate, curvature, oncoming=False,
-                     distractors=('zebra', 'walker'))
+                     distractors=('zebra', 'walker'))  # a neighbour here is off-shelf

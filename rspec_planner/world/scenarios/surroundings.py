@@ -104,6 +104,10 @@ def _distractor(stage: Stage, name: str, rng: np.random.Generator) -> None:
         walker.gait = 1.7
     elif name == 'bus' and layout.oncoming:
         stage.add('bus', ahead, layout.left_edge + 1.7, reverse=True, colour=colour)
+    elif name == 'neighbour' and layout.left:  # drives in the next lane, and stays there
+        pace = max(3.0, stage.speed + rng.uniform(-1.0, 1.5))
+        stage.add(kind, rng.uniform(9.0, 34.0), layout.width, rear=True, speed=pace,
+                  colour=colour)
     elif name == 'zebra':
         stage.marks += crosswalk(stage.road, stage.s0 + ahead, layout.right_edge,
                                  layout.left_edge)

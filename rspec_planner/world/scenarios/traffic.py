@@ -74,7 +74,8 @@ def lead_brake(draw: Draw) -> Blueprint:
         stage.act(decide(*key, **slots), maneuver)
 
     return Blueprint(draw, layout, speed, push, populate, curvature,
-                     distractors=('parked', 'cones', 'cyclist', 'walker', 'bus', 'zebra'))
+                     distractors=('parked', 'cones', 'cyclist', 'walker', 'bus', 'zebra',
+                                  'neighbour'))
 
 
 def lead_departs(draw: Draw) -> Blueprint:
@@ -209,4 +210,4 @@ def bus_stop(draw: Draw) -> Blueprint:
     if speed < low:
         raise Rejected('too slow to tell passing from yielding')
     return Blueprint(draw, layout, speed, push, populate, curvature,
-                     distractors=('walker', 'far_parked'))
+                     distractors=('walker', 'far_parked', 'neighbour'))
