@@ -302,6 +302,7 @@ class SpeculationParameters:
     enabled: bool
     draft: str  # 'default', the name of an embedded draft, or a folder
     reuse: bool
+    min_accepted_length: float  # the speculation diagnostic warns below it
 
 
 @dataclass(frozen=True)
