@@ -31,6 +31,7 @@ from typing import Any
 import click
 
 from rspec_planner import __version__
+from rspec_planner.cli_engine import engine
 from rspec_planner.cli_evaluate import evaluate
 from rspec_planner.cli_report import CONTEXT, progress, reports
 from rspec_planner.cli_research import bench, train
@@ -43,6 +44,9 @@ _REMEDIES = {
     'rclpy': 'pip install -r requirements-ros.txt, or source a ROS 2 installation',
     'torch': 'pip install torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu',
     'matplotlib': 'pip install -r requirements.txt',
+    'onnx': 'pip install -r requirements-engine.txt',
+    'onnxruntime': 'pip install -r requirements-engine.txt',
+    'onnxscript': 'pip install -r requirements-engine.txt',
 }
 
 
@@ -215,7 +219,7 @@ def replay(bag: Path, rate: float, loop: bool) -> Mapping[str, Any]:
     return run_replay(bag, rate, loop)
 
 
-for group in (train, evaluate, bench):
+for group in (train, evaluate, bench, engine):
     cli.add_command(group)
 
 

@@ -1,0 +1,165 @@
+# Copyright 2026 rspec_planner authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""
+Write the stages of a profile as ONNX graphs, and stages.json beside them.
+
+Weights become graph inputs named as they are stored, so no weights are read: a target on the
+meta device exports as well as a loaded one. Every node remembers the source line it came from.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from importlib import metadata
+import logging
+from pathlib import Path
+from typing import Any
+import warnings
+
+import torch
+from torch import nn, Tensor
+
+from rspec_planner.engine.stage_decoder import VerifyStage
+from rspec_planner.engine.stage_layers import blank, IN_PLACE, Stage
+from rspec_planner.engine.stage_ops import OPSET, translations
+from rspec_planner.engine.stages import (
+    file_sha256,
+    Port,
+    STAGE_NAMES,
+    StageFile,
+    StageSet,
+    StageShapes,
+    Weight,
+    write_stages,
+)
+from rspec_planner.model.draft import Draft
+from rspec_planner.model.target import Target
+
+TOOLS = ('torch', 'onnx', 'onnxscript')
+#: parameters below this name come from the draft's folder, all others from the target's
+DRAFT_PREFIX = 'draft.'
+
+
+def toolchain() -> dict[str, str]:
+    """Return the versions of what makes the graphs."""
+    return {name: metadata.version(name) for name in TOOLS}
+
+
+class _WeightsOutside(nn.Module):
+    """A stage whose parameters are arguments."""
+
+    def __init__(self, stage: Stage, names: Sequence[str]) -> None:
+        super().__init__()
+        self._held = (stage, tuple(names))  # in a tuple: not registered as a submodule
+
+    def forward(self, inputs: Mapping[str, Tensor], weights: Sequence[Tensor]) -> Any:
+        """Return the outputs of the stage."""
+        stage, names = self._held
+        return torch.func.functional_call(stage, dict(zip(names, weights)), (inputs,))
+
+
+def export_stage(stage: Stage, folder: Path) -> StageFile:
+    """Write <name>.onnx into an existing folder and return its description."""
+    inputs = stage.examples()
+    weights = {name: blank(*weight.shape, dtype=weight.dtype)
+               for name, weight in stage.named_parameters()}
+    outputs = _outputs(stage, inputs, weights)
+    names = [*inputs, *weights]
+    program = _quietly(lambda: torch.onnx.export(
+        _WeightsOutside(stage, tuple(weights)).eval(), (inputs, list(weights.values())), None,
+        dynamo=True, opset_version=OPSET, custom_translation_table=translations(),
+        input_names=names, output_names=list(outputs), verbose=False))
+    path = folder / f'{stage.name}.onnx'
+    program.save(path)
+    given = {**inputs, **weights}
+    return StageFile(
+        name=stage.name, file=path.name, sha256=file_sha256(path), bytes=path.stat().st_size,
+        opset=OPSET,
+        inputs=tuple(_port(name, given[name], weight=_weight(name) if name in weights else None)
+                     for name in names),
+        outputs=tuple(_port(name, tensor, alias=_alias(name, inputs))
+                      for name, tensor in outputs.items()),
+        operators=dict(sorted(Counter(node.op_type for node in program.model.graph).items())))
+
+
+def _outputs(stage: Stage, inputs: Mapping[str, Tensor],
+             weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the outputs as fake tensors: names, shapes and dtypes without any arithmetic."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        fake: list[dict[str, Tensor]] = [
+            {name: mode.from_tensor(tensor) for name, tensor in group.items()}
+            for group in (inputs, weights)]
+        found: dict[str, Tensor] = torch.func.functional_call(stage, fake[1], (fake[0],))
+    return found
+
+
+def _port(name: str, tensor: Tensor, **more: Any) -> Port:
+    return Port(name, str(tensor.dtype).removeprefix('torch.'), tuple(tensor.shape), **more)
+
+
+def _weight(name: str) -> Weight:
+    if name.startswith(DRAFT_PREFIX):
+        return Weight('draft', name.removeprefix(DRAFT_PREFIX))
+    return Weight('target', name)
+
+
+def _alias(name: str, inputs: Mapping[str, Tensor]) -> str:
+    source = name.removesuffix(IN_PLACE)
+    return source if name != source and source in inputs else ''
+
+
+def _quietly(work: Callable[[], Any]) -> Any:
+    """Run an export without its remarks about packages that nothing here needs."""
+    logger = logging.getLogger('torch.onnx')
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter('ignore')
+            return work()
+    finally:
+        logger.setLevel(level)
+
+
+def export_stages(target: Target, draft: Draft | None, shapes: StageShapes, precision: str,
+                  checkpoints: Mapping[str, str], out: str | Path, *,
+                  names: Sequence[str] = STAGE_NAMES,
+                  progress: Callable[[int, int], None] = lambda done, total: None) -> StageSet:
+    """
+    Write an export folder and return the content of its stages.json.
+
+    target, draft: in the dtype of the precision; their weights are not read. checkpoints:
+    'target', 'draft' -> digest of the weights. names: the stages wanted, without a draft all
+    but the draft's.
+    """
+    folder = Path(out)
+    folder.mkdir(parents=True, exist_ok=True)
+    wanted = [stage for stage in make_stages(target, draft, shapes) if stage.name in names]
+    files = []
+    for index, stage in enumerate(wanted):
+        progress(index, len(wanted))
+        files.append(export_stage(stage, folder))
+    progress(len(wanted), len(wanted))
+    stages = StageSet(target.cfg.name, target.cfg.to_dict(),
+                      None if draft is None else draft.cfg.to_dict(), precision, shapes,
+                      dict(checkpoints), toolchain(), tuple(files))
+    write_stages(stages, folder)
+    return stages
+
+
+def make_stages(target: Target, draft: Draft | None, shapes: StageShapes) -> list[Stage]:
+    """Return the stages of a target and its draft, ready to export or to run."""
+    return [VerifyStage(target, shapes)]

@@ -1,0 +1,112 @@
+# Copyright 2026 rspec_planner authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""
+For which networks and sizes the stages of a checkpoint are exported.
+
+A checkpoint is a folder, an embedded one by name, or the name of a profile without weights:
+its shapes alone, for builds and latency work.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from rspec_planner.engine.stages import PRECISIONS, StageShapes
+from rspec_planner.errors import ConfigurationError
+from rspec_planner.model.checkpoint import load_target
+from rspec_planner.model.config import alpamayo_r1, ProfileConfig
+from rspec_planner.model.dflash import Dflash
+from rspec_planner.model.draft import dflash_config, Draft
+from rspec_planner.model.draft_checkpoint import load_draft, target_digest
+from rspec_planner.model.target import Target
+from rspec_planner.planner.drafts import draft_folder, EMBEDDED, EMBEDDED_NAMES
+from rspec_planner.planner.prompt import max_prompt_length
+from rspec_planner.planner.reasoner import GUESS_ROOM, tapped_tail
+from rspec_planner.planner.tokenizer import load_tokenizer
+
+#: profiles whose shapes are known without a checkpoint
+SHAPES_ONLY = {'alpamayo-r1': alpamayo_r1}
+#: text around the images and the history of a prompt whose tokenizer is not at hand
+TEXT_ROOM = 192
+_BUCKET = 64
+
+
+@dataclass(frozen=True)
+class Source:
+    """What is exported: networks in one precision, their sizes and the digests of both."""
+
+    target: Target
+    draft: Draft | None
+    shapes: StageShapes
+    checkpoints: dict[str, str]  # 'target', 'draft' -> digest of the weights, '' for shapes only
+
+
+def stage_shapes(profile: ProfileConfig, draft: Draft | None, prompt: int, *, tail: int,
+                 samples: int = 1, budget: int | None = None) -> StageShapes:
+    """Return the sizes for prompts of up to `prompt` rows, as the planner lays out its cache."""
+    budget = profile.max_reasoning_tokens if budget is None else budget
+    block = draft.cfg.block if draft is not None else 1
+    guess = min(budget, GUESS_ROOM)
+    rows = prompt + budget + block + samples * profile.action_space.n_waypoints
+    return StageShapes(capacity=rows + -rows % _BUCKET, prompt=prompt + guess, guess=guess,
+                       block=block, images=len(profile.cameras.names), samples=samples,
+                       taps=draft.cfg.taps if draft is not None else (), tail=tail)
+
+
+def read_source(checkpoint: str, precision: str, draft: str = 'default',
+                samples: int = 1) -> Source:
+    """
+    Return what a checkpoint folder, an embedded name or a profile name stands for.
+
+    draft: see `drafts.draft_folder`, or 'none'. EngineError and ConfigurationError name what
+    is missing.
+    """
+    if precision not in PRECISIONS:
+        raise ConfigurationError(f'precision {precision!r}: use one of {", ".join(PRECISIONS)}')
+    dtype = getattr(torch, PRECISIONS[precision])
+    if checkpoint in SHAPES_ONLY:
+        return _shapes_only(SHAPES_ONLY[checkpoint](), dtype, draft != 'none', samples)
+    folder = EMBEDDED / checkpoint if checkpoint in EMBEDDED_NAMES else Path(checkpoint)
+    target = load_target(folder, dtype=dtype).requires_grad_(False)
+    digests, routine = {'target': target_digest(folder)}, None
+    if draft != 'none':
+        path = draft_folder(draft, folder)
+        routine = load_draft(path, target, dtype=dtype, checkpoint=folder)
+        digests['draft'] = target_digest(path)
+    prompt = max_prompt_length(target.cfg, load_tokenizer(folder))
+    return Source(target, routine, _sized(target, routine, prompt, samples), digests)
+
+
+def _shapes_only(profile: ProfileConfig, dtype: torch.dtype, drafted: bool,
+                 samples: int) -> Source:
+    """Return networks without weights: the profile's own and the default block draft."""
+    with torch.device('meta'):
+        target = Target(profile).to(dtype).eval().requires_grad_(False)
+        draft = Dflash(dflash_config(profile)).to(dtype).eval() if drafted else None
+    target.expert.reset_frequencies(torch.device('cpu'))
+    if draft is not None:
+        draft.requires_grad_(False).bind(target.text, profile.tokens)
+    images = len(profile.cameras.names) * profile.cameras.frames
+    prompt = (images * (profile.tokens_per_image + 2) + 3 * profile.history.num_poses
+              + TEXT_ROOM)
+    digests = dict.fromkeys(('target', 'draft') if drafted else ('target',), '')
+    return Source(target, draft, _sized(target, draft, prompt, samples), digests)
+
+
+def _sized(target: Target, draft: Draft | None, prompt: int, samples: int) -> StageShapes:
+    tail = tapped_tail(draft, target) if draft is not None else 1
+    return stage_shapes(target.cfg, draft, prompt, tail=tail, samples=samples)
