@@ -14,16 +14,17 @@
 """
 Verification of a tree of proposals instead of one chain.
 
-A block draft gives one distribution per position, independent of the others. The tree of a
-fixed number of nodes that holds the most probable prefixes is grown best first by cumulative
-log q (DDTree); one forward with a mask of ancestors verifies all of them. The accepted path is
-then moved to contiguous rows, and everything behind it is as after a chain.
+Trees come from two sources. A block draft gives one distribution per position, independent of
+the others: the tree of a fixed number of nodes that holds the most probable prefixes is grown
+best first by cumulative log q (DDTree). EAGLE-3 can run every branch on its own, see
+`engine.eagle_tree`. Either way one forward with a mask of ancestors verifies all nodes. The
+accepted path is then moved to contiguous rows, and everything behind it is as after a chain.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 import heapq
 from time import perf_counter
 from typing import Protocol
@@ -57,15 +58,64 @@ class Tree:
     ancestors: Tensor  # (N, N) bool: row i marks the path from the anchor to node i
 
 
+class Trees(Protocol):
+    """Where the trees of a run come from."""
+
+    @property
+    def draft(self) -> Executor:
+        """Return the stage behind them."""
+
+    def grow(self, state: DecodeState) -> Tree:
+        """Return the tree behind the anchor."""
+
+
+@dataclass(frozen=True)
+class MarginalTrees:
+    """
+    Trees from the marginals of a draft with output 'logits' (B - 1, V_d), grown on the host.
+
+    The other fields are those of `build_tree`.
+    """
+
+    draft: Executor
+    budget: int
+    top_k: int
+    draft_ids: Tensor | None = None
+    follow: Mapping[int, int] = field(default_factory=dict)
+    ends: Collection[int] = ()
+
+    def grow(self, state: DecodeState) -> Tree:
+        """Return the tree behind the anchor, see `Trees`."""
+        run_draft(self.draft, state)
+        return build_tree(self.draft.outputs['logits'].log_softmax(-1), self.draft_ids,
+                          self.budget, self.top_k, state.anchor, self.follow, self.ends)
+
+
+@dataclass(frozen=True)
+class BranchTrees:
+    """Trees that a `branch_tree_executor` grew."""
+
+    draft: Executor
+
+    def grow(self, state: DecodeState) -> Tree:
+        """Return the tree behind the anchor, see `Trees`."""
+        run_draft(self.draft, state)
+        found = self.draft.outputs
+        ids, parents, depths = (tuple(found[name].tolist())
+                                for name in ('ids', 'parents', 'depths'))
+        return Tree(ids, parents, depths, found['ancestors'])
+
+
 def build_tree(logprobs: Tensor, draft_ids: Tensor | None, budget: int, top_k: int,
-               anchor: int = 0, follow: Mapping[int, int] = _NO_RULE) -> Tree:
+               anchor: int = 0, follow: Mapping[int, int] = _NO_RULE,
+               ends: Collection[int] = ()) -> Tree:
     """
     Return the tree of the `budget` most probable prefixes, the anchor counted.
 
     logprobs: (B - 1, V_d) log q per position; draft_ids: (V_d,) target ids of its columns, None
     when they are the target's own; top_k: the most siblings. Behind a key of `follow` only its
-    value is proposed, with certainty. Where there are fewer prefixes, nodes that no choice can
-    reach fill up the width.
+    value is proposed, with certainty; behind an id of `ends` nothing is. Where there are fewer
+    prefixes, nodes that no choice can reach fill up the width.
     """
     values, index = logprobs.topk(min(top_k, logprobs.shape[-1]), dim=-1)
     tokens = (index if draft_ids is None else draft_ids[index]).tolist()
@@ -76,7 +126,7 @@ def build_tree(logprobs: Tensor, draft_ids: Tensor | None, budget: int, top_k: i
     def offer(parent: int, rank: int) -> None:
         """Queue the child of this rank, if the draft has one."""
         depth = depths[parent]
-        if depth == len(scores):
+        if depth == len(scores) or ids[parent] in ends:
             return
         if ids[parent] in follow:
             if rank == 0:
@@ -134,27 +184,23 @@ def accept_tree(tree: Tree, best: Sequence[int], stop_ids: Collection[int],
 
 
 def decode_tree(verify: Executor, state: DecodeState, stop_ids: Collection[int], max_tokens: int,
-                draft: Executor, rows: Sequence[Rows], *, top_k: int,
-                draft_ids: Tensor | None = None, follow: Mapping[int, int] = _NO_RULE,
+                trees: Trees, rows: Sequence[Rows],
                 sampler: Sampler | None = None) -> DecodeStats:
     """
     Generate like `loop.decode`, with a tree in every verify.
 
-    verify: a `tree_verify_executor`, whose width is the number of nodes. draft: as in `decode`,
-    with output 'logits' (B - 1, V_d). rows: the target's KV cache and, if a draft reads taps,
-    their buffer. top_k, draft_ids: see `build_tree`. A sampler's match rule is exact here too;
-    its rejection rule is not used. `close` needs a verify of chains.
+    verify: a `tree_verify_executor`, whose width is the number of nodes of `trees`. rows: the
+    target's KV cache and, if a draft reads taps, their buffer. A sampler's match rule is exact
+    here too; its rejection rule is not used. `close` needs a verify of chains.
     """
     inputs = verify.inputs
-    check_fit(inputs['ids'].shape[0], draft, state, max_tokens)
+    check_fit(inputs['ids'].shape[0], trees.draft, state, max_tokens)
     reused = state.num_generated - 1
     committed: list[int] = []
     draft_ms = verify_ms = 0.0
     while not state.done and state.num_generated < max_tokens:
         started = perf_counter()
-        run_draft(draft, state)
-        tree = build_tree(draft.outputs['logits'].log_softmax(-1), draft_ids,
-                          inputs['ids'].shape[0], top_k, state.anchor, follow)
+        tree = trees.grow(state)
         inputs['ids'].copy_(torch.tensor(tree.ids))
         inputs['depths'].copy_(torch.tensor(tree.depths))
         inputs['ancestors'].copy_(tree.ancestors)

@@ -67,38 +67,45 @@ def draft_executor(draft: Draft, target: Target, tokens: Tensor, taps: TapBuffer
     Raises ConfigurationError when the taps are those of other layers.
     """
     cfg, device = draft.cfg, target.device
-    if taps.layers != cfg.taps:
-        raise ConfigurationError(f'draft {cfg.name} reads layers {cfg.taps}, the tap buffer '
-                                 f'holds {taps.layers}: build it with TapBuffer(draft.cfg.taps)')
+    check_taps(draft, taps)
     inputs = {name: torch.zeros(1, dtype=torch.int64, device=device)
               for name in ('start', 'since', 'rope_delta', 'length')}
     logits = torch.full((cfg.block - 1, cfg.head_rows), float('-inf'), device=device)
     outputs = {'proposals': torch.zeros(cfg.block - 1, dtype=torch.int64, device=device),
                'logits': logits}
-    rotary = _Rotary(cfg, tokens.shape[0] + cfg.block, positions)
+    rotary = RotaryRows(cfg, tokens.shape[0] + cfg.block, positions)
     kept = kept_rows(draft, tokens.shape[0]) if kept is None else kept
     with torch.inference_mode():
-        stage: _Stage
+        stage: DraftStage
         if isinstance(draft, Dflash):
             stage = _Block(draft, tokens, taps, rotary, kept)
         else:
-            stage = _Chain(cast('Eagle3', draft), tokens, taps, rotary, kept)
+            stage = ChainStage(cast('Eagle3', draft), tokens, taps, rotary, kept)
         return TorchExecutor(stage, inputs, outputs)
 
 
-def kept_rows(draft: Draft, capacity: int) -> Tensor:
-    """
-    Return a buffer for the projections of `capacity` positions and one block behind them.
+def check_taps(draft: Draft, taps: TapBuffer) -> None:
+    """Raise ConfigurationError when the taps are those of other layers."""
+    if taps.layers != draft.cfg.taps:
+        raise ConfigurationError(f'draft {draft.cfg.name} reads layers {draft.cfg.taps}, the tap '
+                                 f'buffer holds {taps.layers}: build it with '
+                                 'TapBuffer(draft.cfg.taps)')
 
-    (N_d, capacity + B, heads + 2 kv_heads, d): queries, which nobody reads again, keys, values.
+
+def kept_rows(draft: Draft, capacity: int, behind: int = 0) -> Tensor:
+    """
+    Return a buffer for the projections of `capacity` positions and what lies behind them.
+
+    (N_d, capacity + R, heads + 2 kv_heads, d): queries, which nobody reads again, keys, values.
+    behind: R, the rows that one call needs for its own proposals; 0 stands for a block.
     """
     cfg, weight = draft.cfg, draft.fc.weight
-    return torch.zeros((cfg.num_layers, capacity + cfg.block,
+    return torch.zeros((cfg.num_layers, capacity + (behind or cfg.block),
                         cfg.num_heads + 2 * cfg.num_kv_heads, cfg.head_dim),
                        dtype=weight.dtype, device=weight.device)
 
 
-class _Rotary:
+class RotaryRows:
     """Complex turns of every row; those of a mirror draft change with the prompt."""
 
     def __init__(self, cfg: DraftConfig, rows: int, positions: Tensor) -> None:
@@ -115,10 +122,10 @@ class _Rotary:
             self.turns.copy_(turns(*DraftRotary.tables(self._cfg, self._index, positions)))
 
 
-class _Stage:
+class DraftStage:
     """What the two kinds share: which rows are new, and where their projections lie."""
 
-    def __init__(self, draft: Draft, tokens: Tensor, taps: TapBuffer, rotary: _Rotary,
+    def __init__(self, draft: Draft, tokens: Tensor, taps: TapBuffer, rotary: RotaryRows,
                  kept: Tensor) -> None:
         self.cfg = draft.cfg
         self.tokens, self.taps, self.rotary, self.kept = tokens, taps.rows[:, 0], rotary, kept
@@ -127,15 +134,20 @@ class _Stage:
         self.best = torch.zeros(self.cfg.block - 1, dtype=torch.int64, device=tokens.device)
 
     def __call__(self, inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor]) -> None:
-        p, since = int(inputs['start']), int(inputs['since'])
-        if since == 0:
-            self.rotary.begin(inputs)
-        low = max(p - self.cfg.window, 0) if self.cfg.window else 0
-        self.propose(p, low, max(since, low), outputs['logits'])
+        """Fill the outputs of `draft_executor` from its inputs."""
+        self.propose(*self.begin(inputs), outputs['logits'])
         if self.head.ids is None:
             outputs['proposals'].copy_(self.best)
         else:
             torch.index_select(self.head.ids, 0, self.best, out=outputs['proposals'])
+
+    def begin(self, inputs: Mapping[str, Tensor]) -> tuple[int, int, int]:
+        """Return the anchor's row, the first row that it sees and the first that is new."""
+        p, since = int(inputs['start']), int(inputs['since'])
+        if since == 0:
+            self.rotary.begin(inputs)
+        low = max(p - self.cfg.window, 0) if self.cfg.window else 0
+        return p, low, max(since, low)
 
     def propose(self, p: int, low: int, first: int, logits: Tensor) -> None:
         """
@@ -151,10 +163,10 @@ class _Stage:
         return torch.mm(rows.to(self.fc.dtype), self.fc)
 
 
-class _Block(_Stage):
+class _Block(DraftStage):
     """DFlash: all proposals from one pass."""
 
-    def __init__(self, draft: Dflash, tokens: Tensor, taps: TapBuffer, rotary: _Rotary,
+    def __init__(self, draft: Dflash, tokens: Tensor, taps: TapBuffer, rotary: RotaryRows,
                  kept: Tensor) -> None:
         super().__init__(draft, tokens, taps, rotary, kept)
         cfg = draft.cfg
@@ -198,7 +210,7 @@ class _Block(_Stage):
         self.values[:, first:p] = values.transpose(0, 1)
 
     def propose(self, p: int, low: int, first: int, logits: Tensor) -> None:
-        """Run one block, see `_Stage.propose`."""
+        """Run one block, see `DraftStage.propose`."""
         if first < p:
             self._lay_context(first, p)
         block, end = self.cfg.block, p + self.cfg.block
@@ -220,10 +232,10 @@ class _Block(_Stage):
             self.walk(self.tokens[p:p + 1], logits, self.best)
 
 
-class _Chain(_Stage):
+class ChainStage(DraftStage):
     """EAGLE-3: one proposal a step, each from the step before."""
 
-    def __init__(self, draft: Eagle3, tokens: Tensor, taps: TapBuffer, rotary: _Rotary,
+    def __init__(self, draft: Eagle3, tokens: Tensor, taps: TapBuffer, rotary: RotaryRows,
                  kept: Tensor) -> None:
         super().__init__(draft, tokens, taps, rotary, kept)
         size = draft.cfg.hidden_size
@@ -238,25 +250,29 @@ class _Chain(_Stage):
                                 lambda rows: torch.mm(unit(rows), embedded))
         self.steps = self.best[:, None]
 
-    def _lay(self, ids: Tensor, features: Tensor, first: int) -> None:
-        """Write the projections of slots first .. from their tokens and features."""
+    def lay(self, ids: Tensor, features: Tensor, first: int, cis: Tensor) -> None:
+        """Write the projections of rows first .. from tokens, features (rows, H) and turns."""
         count = ids.shape[0]
         rows = self.slots[first:first + count]
         torch.addmm(self.table(ids), self.unit(features), self.joined,
                     out=rows.view(count, -1))
-        self.attn.lay(rows, self.rotary.turns[first:first + count])
+        self.attn.lay(rows, cis)
 
-    def propose(self, p: int, low: int, first: int, logits: Tensor) -> None:
-        """Run one chain, see `_Stage.propose`; its first slot is p - 1."""
+    def open(self, p: int, low: int, first: int) -> Tensor:
+        """Lay out the slots that are new, first .. p - 1; return the last one's output (1, H)."""
         first = min(first, p - 1)  # the last slot is run anew even where nothing else is new
         x = self.fuse(first, p)
-        self._lay(self.tokens[first + 1:p + 1], x, first)
-        x = x[-1:]
+        self.lay(self.tokens[first + 1:p + 1], x, first, self.rotary.turns[first:p])
+        return self.finish(x[-1:], self.attn.attend(self.slots[low:p], 1))
+
+    def propose(self, p: int, low: int, first: int, logits: Tensor) -> None:
+        """Run one chain, see `DraftStage.propose`; its first slot is p - 1."""
+        x = self.open(p, low, first)
         for step, (row, best) in enumerate(zip(logits[:, None], self.steps)):
             if step:
-                chosen = self.steps[step - 1]
+                chosen, slot = self.steps[step - 1], p - 1 + step
                 if self.head.ids is not None:
                     chosen = self.head.ids.index_select(0, chosen)
-                self._lay(chosen, x, p - 1 + step)
-            x = self.finish(x, self.attn.attend(self.slots[low:p + step], 1))
+                self.lay(chosen, x, slot, self.rotary.turns[slot:slot + 1])
+                x = self.finish(x, self.attn.attend(self.slots[low:slot + 1], 1))
             torch.argmax(self.head.fill(x, row), dim=-1, out=best)

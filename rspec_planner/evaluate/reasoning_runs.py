@@ -35,7 +35,7 @@ from torch import Tensor
 from rspec_planner.decode.loop import close
 from rspec_planner.decode.reuse import place_guess, start_from_guess
 from rspec_planner.decode.stats import DecodeStats
-from rspec_planner.decode.tree import decode_tree, Rows
+from rspec_planner.decode.tree import decode_tree, MarginalTrees, Rows
 from rspec_planner.engine.executor import Executor
 from rspec_planner.engine.torch_executor import (
     flow_step_executor,
@@ -144,9 +144,9 @@ class TreeContender:
             stage.inputs['rope_delta'].fill_(frame.prompt.rope_delta)
         start_from_guess(stand.prefill_stage, state, torch.from_numpy(frame.prompt.token_ids),
                          (), tokens.stop_ids, stand.budget)
-        stats = decode_tree(self._verify, state, tokens.stop_ids, stand.budget, draft, rows,
-                            top_k=TREE_SIBLINGS, draft_ids=self._draft.draft_ids,
-                            follow=self._follow)
+        trees = MarginalTrees(draft, self._verify.inputs['ids'].shape[0], TREE_SIBLINGS,
+                              self._draft.draft_ids, self._follow)
+        stats = decode_tree(self._verify, state, tokens.stop_ids, stand.budget, trees, rows)
         ids = state.generated
         length, forwards = close(reasoner.verify, state, tokens.traj_future_start)
         stand.wait()

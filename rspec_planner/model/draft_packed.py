@@ -129,13 +129,18 @@ class PackedAttention:
         turning = rows[:, :self.heads + self.kv_heads]
         turn_pairs(self.unit(turning).mul_(self.scale), cis, turning)
 
-    def attend(self, rows: Tensor, count: int) -> Tensor:
-        """Return (count, heads * d) for the last `count` of `lay`'s rows over all of them."""
+    def attend(self, rows: Tensor, count: int, visible: Tensor | None = None) -> Tensor:
+        """
+        Return (count, heads * d) for the last `count` of `lay`'s rows over all of them.
+
+        visible: (count, rows) bool, who sees whom; None: everything is seen.
+        """
         seen = rows.transpose(0, 1)[None]
         keys = seen[:, self.heads:self.heads + self.kv_heads]
         mixed = functional.scaled_dot_product_attention(
             seen[:, :self.heads, -count:], keys, seen[:, self.heads + self.kv_heads:],
-            scale=1.0, enable_gqa=self.heads != self.kv_heads)
+            None if visible is None else visible[None, None], scale=1.0,
+            enable_gqa=self.heads != self.kv_heads)
         return mixed.transpose(1, 2).reshape(count, -1)
 
 

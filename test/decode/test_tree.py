@@ -22,7 +22,7 @@ from rspec_planner.decode.accept import Acceptance
 from rspec_planner.decode.loop import close, decode
 from rspec_planner.decode.sampling import Sampler, SamplingRule
 from rspec_planner.decode.state import DecodeState
-from rspec_planner.decode.tree import accept_tree, build_tree, decode_tree, Tree
+from rspec_planner.decode.tree import accept_tree, build_tree, decode_tree, MarginalTrees, Tree
 from rspec_planner.engine.torch_executor import (
     TorchExecutor,
     tree_verify_executor,
@@ -37,7 +37,7 @@ from rspec_planner.planner.tokenizer import build_tokenizer
 TOKENIZER = build_tokenizer(['alpha beta gamma delta'])
 PROFILE = tiny(TOKENIZER.token_ids, TOKENIZER.vocab_size)
 ALLOWED = PROFILE.tokens.forbidden_start
-ROWS, LAYERS = 128, (1, 2, 3)
+ROWS, LAYERS = 128, (0, 1, 2)
 
 
 def prefixes(tree):
@@ -109,6 +109,13 @@ def test_follow_leaves_one_certain_child():
     assert behind and set(behind) == {9}
     anchored = build_tree(logprobs, None, 10, 3, anchor=1, follow={1: 9})
     assert [tree_id for tree_id, p in zip(anchored.ids, anchored.parents) if p == 0] == [9]
+
+
+def test_nothing_is_proposed_behind_an_end():
+    logprobs = torch.tensor([[0.5, 0.5, 0.0], [0.4, 0.3, 0.3], [0.4, 0.3, 0.3]]).log()
+    tree = build_tree(logprobs, None, 40, 3, ends=(1,))
+    assert 1 in tree.ids
+    assert all(tree.ids[parent] != 1 for parent in tree.parents if parent >= 0)
 
 
 #       0 anchor
@@ -202,8 +209,8 @@ def test_a_tree_changes_no_token_and_no_row(seed, sampled):
     run = Run(target, prompt, sampler)
     verify = tree_verify_executor(target, run.cache, 24, run.taps)
     stats = decode_tree(poisoned(verify, run), run.state, (), count,
-                        noisy_draft(text, 15, 6, seed), (run.cache, run.taps), top_k=4,
-                        sampler=sampler)
+                        MarginalTrees(noisy_draft(text, 15, 6, seed), 24, top_k=4),
+                        (run.cache, run.taps), sampler)
     assert run.state.generated == text
     assert stats.accepted_length > 2.0
     rows = min(run.state.cached, plain.state.cached)
@@ -225,7 +232,7 @@ def test_trees_accept_more_than_chains():
                    noisy_draft(text, 15, 6, 0))
     other = Run(target, prompt)
     tree = decode_tree(tree_verify_executor(target, other.cache, 24), other.state, (), count,
-                       noisy_draft(text, 15, 6, 0), (other.cache,), top_k=4)
+                       MarginalTrees(noisy_draft(text, 15, 6, 0), 24, top_k=4), (other.cache,))
     assert run.state.generated == other.state.generated == text
     assert tree.accepted_length > chain.accepted_length > 1.0
 
@@ -239,8 +246,8 @@ def test_an_end_token_on_the_path_closes_the_context():
     at = next(i for i in range(3, 12) if text[i] not in text[:i])
     run = Run(target, prompt)
     decode_tree(tree_verify_executor(target, run.cache, 16), run.state, (text[at],), 20,
-                noisy_draft(text, 15, 6, 0, noise=0.5), (run.cache,), top_k=3,
-                follow={text[at - 1]: text[at]})
+                MarginalTrees(noisy_draft(text, 15, 6, 0, noise=0.5), 16, top_k=3,
+                              follow={text[at - 1]: text[at]}), (run.cache,))
     assert run.state.generated == text[:at + 1]
     assert run.state.closed
     assert close(verify_executor(target, run.cache, 2), run.state, text[at]) == (15 + at + 1, 0)
