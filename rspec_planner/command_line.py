@@ -21,10 +21,19 @@ because the first matching remap wins. So a user's own file or remap always has 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
+
+import yaml
 
 from rspec_planner.errors import ConfigurationError
 from rspec_planner.model.config import CameraConfig
-from rspec_planner.parameters import PARAMETER_FILE, parameter_files, read_parameter_file
+from rspec_planner.parameters import (
+    NODE_NAME,
+    PARAMETER_FILE,
+    parameter_files,
+    read_parameter_file,
+)
+from rspec_planner.planner.camera_roles import BY_INDEX
 from rspec_planner.transport import config_path
 
 ODOMETRY_TOPIC = '/localization/kinematic_state'
@@ -45,11 +54,35 @@ def camera_topic(name: str) -> str:
     return f'/sensing/camera/{name}/image_raw'
 
 
-def default_remaps() -> dict[str, str]:
-    """Return input name -> topic for the cameras of the shipped profiles and the odometry."""
-    remaps = {f'~/input/image{index}': camera_topic(name)
-              for index, name in enumerate(CameraConfig().names)}
-    return {**remaps, '~/input/odometry': ODOMETRY_TOPIC}
+def info_topic(name: str) -> str:
+    """Return the default topic of a camera's calibration."""
+    return f'/sensing/camera/{name}/camera_info'
+
+
+def default_remaps(ids: Sequence[int] = CameraConfig().ids) -> dict[str, str]:
+    """Return input name -> topic for cameras of the given roles and the odometry."""
+    names = [BY_INDEX[index].name for index in ids]
+    images = {f'~/input/image{place}': camera_topic(name) for place, name in enumerate(names)}
+    infos = {f'~/input/camera_info{place}': info_topic(name) for place, name in enumerate(names)}
+    return {**images, **infos, '~/input/odometry': ODOMETRY_TOPIC}
+
+
+def camera_ids(arguments: Sequence[str]) -> tuple[int, ...]:
+    """
+    Return `cameras.ids` of a ROS command line; the shipped ones where it says nothing usable.
+
+    Only the names of default topics depend on it; the node itself refuses a wrong list.
+    """
+    given: Any = CameraConfig().ids
+    for path in parameter_files(arguments):
+        given = read_parameter_file(path).get('cameras.ids', given)
+    for argument in arguments:
+        name, assigned, value = argument.rpartition('cameras.ids:=')
+        if assigned and name.rstrip(':') in ('', NODE_NAME):
+            given = yaml.safe_load(value)
+    usable = isinstance(given, (list, tuple)) and all(
+        type(index) is int and index in BY_INDEX for index in given)
+    return tuple(given) if usable else CameraConfig().ids
 
 
 def ros_arguments(given: Sequence[str]) -> list[str]:
@@ -61,7 +94,7 @@ def ros_arguments(given: Sequence[str]) -> list[str]:
     """
     for path in parameter_files(given):
         read_parameter_file(path)
-    remaps = [part for name, topic in default_remaps().items()
+    remaps = [part for name, topic in default_remaps(camera_ids(given)).items()
               for part in ('-r', f'{name}:={topic}')]
     return ['--ros-args', '--params-file', str(config_path(PARAMETER_FILE)), '--', *given,
             '--ros-args', *remaps]

@@ -45,7 +45,7 @@ from rspec_planner.parameters import (
     value_problems,
 )
 from rspec_planner.planner.buffers import ObservationBuffer, SelectionLimits, Skip
-from rspec_planner.planner.images import decode_compressed, decode_image
+from rspec_planner.planner.images import decode_message
 from rspec_planner.planner.observation import Observation
 from rspec_planner.planner.plan import Plan
 from rspec_planner.planner.timing import LatencyWindow
@@ -118,6 +118,7 @@ class BagPlanner:
         self._planner = planner
         self._topics = topics
         self._cameras = cameras.names
+        self._image_size = (cameras.height, cameras.width)
         self._anchor = cameras.names[cameras.ids.index(sync.anchor_camera)] \
             if sync.anchor_camera in cameras.ids else cameras.anchor
         self._buffer = ObservationBuffer(planner.profile, SelectionLimits(
@@ -156,7 +157,8 @@ class BagPlanner:
 
     def _feed_image(self, camera: str, item: BagMessage) -> Iterator[Plan | Skip]:
         stamp_ns = _stamp_ns(item.content)
-        self._buffer.add_image(camera, stamp_ns, partial(_decode, item.topic, item.content))
+        self._buffer.add_image(camera, stamp_ns,
+                               partial(_decode, item.topic, item.content, self._image_size))
         if camera == self._anchor and self._limit.allows(stamp_ns, self._rate_hz):
             yield from self.finish()
             self._waiting = stamp_ns, item.log_ns + self._wait_ns
@@ -178,13 +180,10 @@ def _stamp_ns(content: Any) -> int:
     return int(stamp.sec) * 10**9 + int(stamp.nanosec)
 
 
-def _decode(topic: str, content: Any) -> Any:
+def _decode(topic: str, content: Any, at_least: tuple[int, int]) -> Any:
     """Return RGB pixels of an Image or CompressedImage; errors name the topic."""
     try:
-        if hasattr(content, 'encoding'):
-            return decode_image(content.encoding, content.height, content.width, content.step,
-                                content.data)
-        return decode_compressed(content.data)
+        return decode_message(content, at_least)
     except InputError as error:
         raise InputError(f'{topic}: {error}') from None
 

@@ -262,6 +262,8 @@ class CameraParameters:
 
     ids: tuple[int, ...]
     transport: tuple[str, ...]  # 'raw', 'compressed' or 'auto', one per id
+    info_check: str  # 'off', 'warn' or 'refuse'
+    fov_tolerance_deg: float
 
     def __post_init__(self) -> None:
         problems = []

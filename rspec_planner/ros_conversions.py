@@ -44,7 +44,6 @@ from std_msgs.msg import Header
 from trajectory_msgs.msg import MultiDOFJointTrajectory, MultiDOFJointTrajectoryPoint
 
 from rspec_planner.errors import InputError
-from rspec_planner.planner.images import decode_compressed, decode_image
 from rspec_planner.planner.plan import Plan, STEP_NS
 
 Floats = NDArray[np.float64]
@@ -72,18 +71,6 @@ def ns_to_duration(duration_ns: int) -> Duration:
 def make_header(stamp_ns: int, frame_id: str) -> Header:
     """Return a header."""
     return Header(stamp=ns_to_stamp(stamp_ns), frame_id=frame_id)
-
-
-def image_array(message: Image | CompressedImage) -> NDArray[np.uint8]:
-    """
-    Return the pixels of an image message as (H, W, 3) uint8 RGB.
-
-    Raises InputError naming the encoding, step or size that cannot be read.
-    """
-    if isinstance(message, CompressedImage):
-        return decode_compressed(memoryview(message.data))
-    return decode_image(message.encoding, message.height, message.width, message.step,
-                        memoryview(message.data))
 
 
 @dataclass(frozen=True)

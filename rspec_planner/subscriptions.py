@@ -14,6 +14,8 @@
 """
 Subscriptions of the node: cameras, odometry and navigation text, into the observation buffer.
 
+CameraInfo is optional: where it comes, it tells whether a camera fits the role that it plays.
+
 Callbacks only store references and note stamps; decoding happens on the worker, for the frames
 that a plan really uses.
 """
@@ -36,13 +38,15 @@ from rclpy.qos import (
     ReliabilityPolicy,
 )
 from rclpy.qos_overriding_options import QoSOverridingOptions
-from sensor_msgs.msg import CompressedImage, Image
+from sensor_msgs.msg import CameraInfo, CompressedImage, Image
 from std_msgs.msg import String
 
 from rspec_planner.inputs import InputWatch
 from rspec_planner.parameters import CameraParameters
-from rspec_planner.planner.buffers import ObservationBuffer
-from rspec_planner.ros_conversions import BASE_FRAME, image_array, odometry_sample, stamp_to_ns
+from rspec_planner.planner.buffers import ObservationBuffer, Skip
+from rspec_planner.planner.calibration import CalibrationChecks
+from rspec_planner.planner.images import decode_message
+from rspec_planner.ros_conversions import BASE_FRAME, odometry_sample, stamp_to_ns
 
 COMPRESSED = '/compressed'
 #: with transport 'auto' the other transport may take over after this silence
@@ -95,14 +99,22 @@ class InputSubscriptions:
         self._qos_faults: dict[str, str] = {}
         self._notes: dict[str, str] = {}
         self._anchor = ''
+        self._image_size = (buffer.cameras.height, buffer.cameras.width)
+        self._refuse_unfit = False
+        self.calibration = CalibrationChecks(buffer.cameras)
         self._child_frame_id: str | None = None
         self.enabled = False  # data is dropped unless the node is active
 
     def create(self, cameras: CameraParameters, names: tuple[str, ...], anchor: str) -> None:
         """Subscribe; `names` are the cameras of the model in the order of `cameras.ids`."""
         self._anchor = anchor
+        self._refuse_unfit = cameras.info_check == 'refuse'
+        self.calibration.tolerance_deg = cameras.fov_tolerance_deg
         for index, (name, transport) in enumerate(zip(names, cameras.transport)):
             self._add_camera(index, name, transport)
+            if cameras.info_check != 'off':
+                self._subscribe(CameraInfo, f'~/input/camera_info{index}', sensor_qos(1),
+                                partial(self._on_camera_info, name))
         self._topics['odometry'] = (self._node.resolve_topic_name('~/input/odometry'),)
         self._watch.add('odometry', 'odometry', self._topics['odometry'][0])
         self._subscribe(Odometry, '~/input/odometry', sensor_qos(50), self._on_odometry)
@@ -129,7 +141,16 @@ class InputSubscriptions:
     @property
     def notes(self) -> list[str]:
         """Return further complaints about the content of messages, one line each."""
-        return list(self._notes.values())
+        unfit = [f'{fault.reason}: {fault.detail}' for fault in self.calibration.faults.values()]
+        crowded = [f'{count} publishers on {topic} alternate; stop all but one'
+                   for topics in self._topics.values() for topic in topics
+                   if (count := self._node.count_publishers(topic)) > 1]
+        return [*self._notes.values(), *unfit, *crowded]
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Return how many messages were dropped or complained about, by reason."""
+        return {**self._buffer.dropped, **self.calibration.counts}
 
     def _add_camera(self, index: int, name: str, transport: str) -> None:
         base = self._node.resolve_topic_name(f'~/input/image{index}')
@@ -169,10 +190,17 @@ class InputSubscriptions:
         if not self.enabled or not camera.accepts(message):
             return
         stamp_ns = stamp_to_ns(message.header.stamp)
-        self._buffer.add_image(camera.name, stamp_ns, partial(image_array, message))
+        self._buffer.add_image(camera.name, stamp_ns,
+                               partial(decode_message, message, self._image_size))
         self._watch.record(f'image{camera.index}', stamp_ns)
         if camera.name == self._anchor:
             self._on_anchor(stamp_ns)
+
+    def _on_camera_info(self, camera: str, message: CameraInfo) -> None:
+        fault = self.calibration.update(camera, message)
+        if self._refuse_unfit:
+            self._buffer.refuse_camera(
+                camera, Skip(fault.reason, fault.detail) if fault else None)
 
     def _on_odometry(self, message: Odometry) -> None:
         if not self.enabled:

@@ -322,6 +322,25 @@ def test_one_stamp_in_the_future_heals(buffer):
     assert isinstance(buffer.select(T0), Observation)
 
 
+@pytest.mark.parametrize('hz, half_period_ms', [
+    (30, 1000 / 60), (20, 25.0), (10, 50.0), (5, 50.0)])
+def test_a_frame_is_settled_when_the_next_one_will_be_farther(buffer, hz, half_period_ms):
+    for offset in np.arange(-500, -40, 1000 / hz):
+        buffer.add_image('front_wide', T0 + int(offset * MS), picture())
+    awaited = buffer.awaited_stamps(T0)
+    assert awaited['front_wide'] == pytest.approx(T0 - half_period_ms * MS, abs=1000)
+    assert awaited['front_tele'] == T0 - 50 * MS  # never seen: the tolerance
+
+
+def test_a_camera_that_does_not_fit_its_role_is_a_skip_until_it_does(buffer):
+    add_images(buffer)
+    add_poses(buffer)
+    buffer.refuse_camera('front_tele', Skip('camera_info_role', 'it looks back'))
+    assert buffer.select(T0) == Skip('camera_info_role', 'it looks back')
+    buffer.refuse_camera('front_tele', None)
+    assert isinstance(buffer.select(T0), Observation)
+
+
 def test_limits_are_checked():
     with pytest.raises(ConfigurationError, match='image_tolerance_ms'):
         SelectionLimits(image_tolerance_ms=-1.0)

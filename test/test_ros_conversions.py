@@ -29,10 +29,10 @@ from trajectory_msgs.msg import MultiDOFJointTrajectory
 
 from rspec_planner.errors import InputError
 from rspec_planner.planner.history import rotation_matrices
+from rspec_planner.planner.images import decode_message
 from rspec_planner.ros_conversions import (
     camera_info_message,
     compressed_image_message,
-    image_array,
     image_message,
     ns_to_duration,
     ns_to_stamp,
@@ -79,13 +79,13 @@ def test_raw_images_become_rgb(encoding, pixels, padding):
     rows = np.pad(rows, ((0, 0), (0, padding)), constant_values=99)
     message = Image(height=rgb.shape[0], width=rgb.shape[1], encoding=encoding,
                     step=rows.shape[1], data=rows.tobytes())
-    assert_array_equal(image_array(message), rgb)
+    assert_array_equal(decode_message(message), rgb)
 
 
 def test_mono_image_becomes_grey_rgb():
     grey = picture()[..., 0]
     message = Image(height=6, width=8, encoding='mono8', step=8, data=grey.tobytes())
-    assert_array_equal(image_array(message), np.dstack([grey] * 3))
+    assert_array_equal(decode_message(message), np.dstack([grey] * 3))
 
 
 @pytest.mark.parametrize('changes, part', [
@@ -98,7 +98,7 @@ def test_unreadable_image_names_the_field(changes, part):
     for name, value in changes.items():
         setattr(message, name, value)
     with pytest.raises(InputError, match=part):
-        image_array(message)
+        decode_message(message)
 
 
 @pytest.mark.parametrize('encoding', ['rgb8', 'bgr8'])
@@ -108,7 +108,7 @@ def test_image_message_round_trip_through_the_wire(encoding):
     again = deserialize_message(serialize_message(message), Image)
     assert (again.encoding, again.step, again.header.frame_id) == (encoding, 24, 'front_wide')
     assert stamp_to_ns(again.header.stamp) == T0
-    assert_array_equal(image_array(again), rgb)
+    assert_array_equal(decode_message(again), rgb)
 
 
 def test_mono_message_and_unknown_encoding():
@@ -124,14 +124,14 @@ def test_compressed_image_is_read_by_its_first_bytes(kind, lie):
     message = compressed_image_message(rgb, T0, 'front_wide', kind)
     message.format = lie
     again = deserialize_message(serialize_message(message), CompressedImage)
-    assert np.abs(image_array(again).astype(int) - rgb).max() <= (0 if kind == 'png' else 4)
+    assert np.abs(decode_message(again).astype(int) - rgb).max() <= (0 if kind == 'png' else 4)
 
 
 def test_other_compression_is_refused_by_name():
     with pytest.raises(InputError, match="'webp'"):
         compressed_image_message(picture(), T0, 'x', 'webp')
     with pytest.raises(InputError, match='neither JPEG nor PNG'):
-        image_array(CompressedImage(format='jpeg', data=b'RIFF0000WEBP'))
+        decode_message(CompressedImage(format='jpeg', data=b'RIFF0000WEBP'))
 
 
 @given(QUATERNIONS)

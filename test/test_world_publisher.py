@@ -31,7 +31,8 @@ from std_msgs.msg import String
 
 from rspec_planner.live.processes import free_domain_id, Processes
 from rspec_planner.live.session import ros_node
-from rspec_planner.ros_conversions import image_array, stamp_to_ns
+from rspec_planner.planner.images import decode_message
+from rspec_planner.ros_conversions import stamp_to_ns
 
 pytestmark = pytest.mark.ros
 
@@ -92,7 +93,7 @@ def test_odometry_follows_the_exact_circle(monkeypatch, tmp_path):
     xy = np.array([[m.pose.pose.position.x, m.pose.pose.position.y] for m in odometry])
     assert np.allclose(xy, 100.0 * np.stack([np.sin(yaw), 1 - np.cos(yaw)], -1), atol=1e-9)
     assert odometry[0].twist.twist.angular.z == pytest.approx(0.08)
-    levels = [int(image_array(m)[0, 0, 0])
+    levels = [int(decode_message(m)[0, 0, 0])
               for m in got['/sensing/camera/front_wide/image_raw']]
     assert levels == list(range(10))  # frame k is painted k: none lost, none swapped
 

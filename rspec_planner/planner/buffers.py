@@ -23,17 +23,17 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from threading import Lock
 from typing import Generic, TypeVar
 
-import cv2
 import numpy as np
 from numpy.typing import NDArray
 
 from rspec_planner.errors import ConfigurationError
 from rspec_planner.model.config import ProfileConfig
+from rspec_planner.planner.frames import CameraFrame, FrameDecoder, FrameFault, ImageSource
 from rspec_planner.planner.history import (
     history_stamps,
     resample_poses,
@@ -41,8 +41,6 @@ from rspec_planner.planner.history import (
     to_local,
 )
 from rspec_planner.planner.observation import Observation
-
-ImageSource = NDArray[np.uint8] | Callable[[], NDArray[np.uint8]]
 
 SKIP_REASONS = (
     'stamp_invalid', 'input_too_old', 'camera_missing', 'image_out_of_tolerance',
@@ -88,14 +86,6 @@ class _Refused(Exception):
         self.skip = Skip(reason, detail)
 
 
-@dataclass
-class _Frame:
-    """One camera frame; `decoded` is filled on first use and then replaces the source."""
-
-    source: ImageSource | None
-    decoded: NDArray[np.uint8] | None = None
-
-
 @dataclass(frozen=True)
 class _Pose:
     """One odometry sample: x y z, quaternion x y z w, speed."""
@@ -136,6 +126,11 @@ class _Timeline(Generic[T]):
         closer = abs(self.stamps[left] - stamp_ns) <= abs(self.stamps[right] - stamp_ns)
         return left if closer else right
 
+    def half_period_ns(self) -> int:
+        """Return half of the median distance of two stamps; the window when there are none."""
+        gaps = sorted(b - a for a, b in zip(self.stamps, self.stamps[1:]))
+        return (gaps[len(gaps) // 2] if gaps else self._window_ns) // 2
+
     def clear(self) -> None:
         """Forget everything."""
         self.stamps.clear()
@@ -146,15 +141,17 @@ class ObservationBuffer:
     """Collects inputs as they come and selects what belongs to one t0."""
 
     def __init__(self, profile: ProfileConfig, limits: SelectionLimits | None = None) -> None:
-        self._cameras = profile.cameras
+        self.cameras = profile.cameras
         self._num_poses = profile.history.num_poses
         self._limits = limits or SelectionLimits()
         self._lock = Lock()
-        self._frames = {name: _Timeline[_Frame](self._limits.image_window_s)
+        self._decoder = FrameDecoder(profile.cameras, self._limits.aspect_tolerance)
+        self._frames = {name: _Timeline[CameraFrame](self._limits.image_window_s)
                         for name in profile.cameras.names}
         self._poses = _Timeline[_Pose](self._limits.odometry_window_s)
         self._bad_poses = _Timeline[str](self._limits.odometry_window_s)
         self._bad_stamps: dict[str, int] = {}
+        self._refused_cameras: dict[str, Skip] = {}
         self._navigation_text = ''
         self._cleared = ''
         #: inputs that were not stored, by reason: 'duplicate_stamp', 'stamp_invalid', ...
@@ -171,7 +168,7 @@ class ObservationBuffer:
                 f'camera {camera!r} is not in the profile; it has {", ".join(self._frames)}')
         with self._lock:
             if self._stamp_is_valid(camera, stamp_ns):
-                self._store(self._frames[camera], stamp_ns, _Frame(image))
+                self._store(self._frames[camera], stamp_ns, CameraFrame(image))
 
     def add_pose(self, stamp_ns: int, position: Sequence[float] | NDArray[np.float64],
                  quaternion_xyzw: Sequence[float] | NDArray[np.float64], speed_mps: float,
@@ -198,6 +195,13 @@ class ObservationBuffer:
         with self._lock:
             self._navigation_text = text.strip()
 
+    def refuse_camera(self, camera: str, skip: Skip | None) -> None:
+        """Skip every t0 for a reason that lies in a camera itself; None accepts it again."""
+        with self._lock:
+            self._refused_cameras.pop(camera, None)
+            if skip is not None:
+                self._refused_cameras[camera] = skip
+
     def clear(self, reason: str) -> None:
         """Forget frames and poses, for example after a clock jump; `reason` explains skips."""
         with self._lock:
@@ -214,6 +218,17 @@ class ObservationBuffer:
         with self._lock:
             return timeline.stamps[-1] if timeline.stamps else None
 
+    def awaited_stamps(self, t0_ns: int) -> dict[str, int]:
+        """
+        Return the stamp that each camera must have reached before its frame at t0 is settled.
+
+        A newest frame less than half a period before t0 is nearer than the next one will be.
+        """
+        tolerance_ns = int(self._limits.image_tolerance_ms * _MS)
+        with self._lock:
+            return {name: t0_ns - min(tolerance_ns, frames.half_period_ns())
+                    for name, frames in self._frames.items()}
+
     def select(self, t0_ns: int, now_ns: int | None = None) -> Observation | Skip:
         """
         Return the Observation at `t0_ns`, or why there is none.
@@ -223,18 +238,19 @@ class ObservationBuffer:
         try:
             self._check_age(t0_ns, now_ns)
             with self._lock:
-                chosen = {name: self._choose(name, t0_ns) for name in self._cameras.names}
+                chosen = {name: self._choose(name, t0_ns) for name in self.cameras.names}
                 text = self._navigation_text
                 pose, local, speed, frame_id = self._ego(t0_ns)
                 ages = {name: (t0_ns - stamps[-1]) / _MS for name, (stamps, _) in chosen.items()}
                 ages['odometry'] = (t0_ns - self._poses.stamps[-1]) / _MS
-            images = np.stack([[self._decoded(name, frame) for frame in frames]
-                               for name, (_, frames) in chosen.items()])
+            images = self._decoder.stack({name: frames for name, (_, frames) in chosen.items()})
         except _Refused as refused:
             return refused.skip
+        except FrameFault as fault:
+            return Skip(fault.reason, fault.detail)
         stamps = np.array([stamps for stamps, _ in chosen.values()], dtype=np.int64)
         return Observation(
-            t0_ns=t0_ns, camera_names=self._cameras.names, images=images,
+            t0_ns=t0_ns, camera_names=self.cameras.names, images=images,
             image_stamps_ns=stamps, ego_poses=local, ego_pose_at_t0=pose,
             odometry_frame=frame_id, speed_mps=speed, navigation_text=text, ages_ms=ages)
 
@@ -267,13 +283,16 @@ class ObservationBuffer:
         since = f' since reset: {self._cleared}' if self._cleared else ''
         return _Refused(reason, f'{noun}: nothing received{since}; check the topic and its QoS')
 
-    def _choose(self, camera: str, t0_ns: int) -> tuple[list[int], list[_Frame]]:
+    def _choose(self, camera: str, t0_ns: int) -> tuple[list[int], list[CameraFrame]]:
         """Return stamps and frames nearest to t0-0.3 ... t0 of one camera."""
+        if camera in self._refused_cameras:
+            fault = self._refused_cameras[camera]
+            raise _Refused(fault.reason, fault.detail)
         timeline = self._frames[camera]
         if not timeline.stamps:
             raise self._refuse_missing(camera, 'camera_missing', f'camera {camera}')
         stamps, frames = [], []
-        for target in history_stamps(t0_ns, self._cameras.frames).tolist():
+        for target in history_stamps(t0_ns, self.cameras.frames).tolist():
             index = timeline.nearest(target)
             off_ms = abs(timeline.stamps[index] - target) / _MS
             if off_ms > self._limits.image_tolerance_ms:
@@ -290,44 +309,10 @@ class ObservationBuffer:
         if oldest_ns > target_ns and covered_ms >= -limit_ms:
             return _Refused('history_short', f'camera {camera} covers '
                             f'{max(covered_ms, 0.0) / 1e3:.2f} s before t0, needs '
-                            f'{(self._cameras.frames - 1) / 10:.2f} s')
+                            f'{(self.cameras.frames - 1) / 10:.2f} s')
         return _Refused('image_out_of_tolerance', f'camera {camera}: nearest frame to '
                         f't0-{(t0_ns - target_ns) / _SECOND:.1f} s is {off_ms:.1f} ms away, '
                         f'limit {limit_ms:.1f} ms')
-
-    def _decoded(self, camera: str, frame: _Frame) -> NDArray[np.uint8]:
-        """Return the frame at the model's size, decoding it on first use."""
-        if frame.decoded is not None:
-            return frame.decoded
-        try:
-            image = frame.source() if callable(frame.source) else frame.source
-        except Exception as error:  # any decoder, any fault: it becomes a named skip
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise _Refused('image_decode_failed', f'camera {camera}: {reason}') from error
-        frame.decoded = self._fit(camera, image)
-        frame.source = None
-        return frame.decoded
-
-    def _fit(self, camera: str, image: NDArray[np.uint8] | None) -> NDArray[np.uint8]:
-        """
-        Resize to the model's size with pixel-area averaging (cv2.INTER_AREA, no aliasing).
-
-        Another aspect ratio would change what angles mean, so it is refused.
-        """
-        height, width = self._cameras.height, self._cameras.width
-        if image is None or image.ndim != 3 or image.shape[2] != 3 or image.dtype != np.uint8:
-            found = 'nothing' if image is None else f'{image.dtype} {image.shape}'
-            raise _Refused('image_decode_failed', f'camera {camera}: decoded to {found}, '
-                           'expected uint8 (height, width, 3) RGB')
-        if image.shape[:2] == (height, width):
-            return image
-        rows, cols = image.shape[:2]
-        ratio = (cols / rows) / (width / height) if rows and cols else 0.0
-        if abs(ratio - 1.0) > self._limits.aspect_tolerance:
-            raise _Refused('image_wrong_size', f'camera {camera}: {cols}x{rows} pixels, '
-                           f'expected the aspect ratio of {width}x{height}; crop upstream')
-        resized = cv2.resize(image, (width, height), interpolation=cv2.INTER_AREA)
-        return np.asarray(resized, dtype=np.uint8)
 
     def _ego(self, t0_ns: int) -> tuple[NDArray[np.float64], NDArray[np.float64], float, str]:
         """Return pose at t0, local history, speed and frame id, all at the same t0."""
