@@ -15,7 +15,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,8 @@ CHECKPOINT = click.option('--profile', 'checkpoint', default='tiny', show_defaul
                           "'alpamayo-r1' for its shapes without weights.")
 DRAFT = click.option('--draft', default='default', show_default=True,
                      help="An embedded name, a folder, or 'none'.")
+FLAVOUR = click.option('--flavour', default='tensorrt_rtx', show_default=True,
+                       help="'tensorrt_rtx' for RTX GPUs, 'tensorrt' for all others.")
 PRECISION = click.option('--precision', default='fp16', show_default=True,
                          type=click.Choice(('fp32', 'fp16', 'bf16')))
 
@@ -72,6 +75,97 @@ def export(checkpoint: str, draft: str, precision: str, samples: int, stages: Se
                         'bytes': stage.bytes, 'inputs': len(stage.inputs),
                         'weights': len(stage.weights), 'nodes': sum(stage.operators.values())}
                        for stage in made.stages]}
+
+
+def _engines(report: Any) -> Iterator[str]:
+    """Yield one line per engine."""
+    for one in report['engines']:
+        note = one.get('fault') or ('up to date' if one.get('reused') else
+                                    f'{one["seconds"]:.1f} s, {one["peak_mib"]} MiB of memory')
+        yield (f'{one["folder"]} {one["stage"]:10} {one["precision"]} {one["flavour"]} '
+               f'{one["version"]} sm {",".join(one["sm"])} {one["bytes"] / 2**20:8.2f} MiB '
+               f' {note}')
+    if not report['engines']:
+        yield 'no engines: rspec engine build makes them'
+
+
+@engine.command('build')
+@CHECKPOINT
+@DRAFT
+@click.option('--precision', default='fp16', show_default=True,
+              type=click.Choice(('fp16', 'bf16', 'fp8')))
+@FLAVOUR
+@click.option('--sm', 'sms', default='', metavar='86,89,...',
+              help='Compute capabilities to build for. Needed by tensorrt_rtx; tensorrt builds '
+              'for the GPU at hand.')
+@click.option('--stage', 'stages', multiple=True, help='Only this stage. Repeatable.')
+@click.option('--rebuild', is_flag=True, help='Also what is up to date.')
+@click.option('--out', type=click.Path(path_type=Path),
+              help='Folder of the set. Default: engines/<profile>-<precision>.')
+@reports(_engines)
+def build(checkpoint: str, draft: str, precision: str, flavour: str, sms: str,
+          stages: Sequence[str], rebuild: bool, out: Path | None) -> Mapping[str, Any]:
+    """Build TensorRT engines, each with a manifest; graphs that are missing are exported first."""
+    from rspec_planner.engine.tensorrt_library import check_targets, load_library, present_sm
+    from rspec_planner.engine.tensorrt_set import build_set, ONNX_FOLDER
+    library = load_library(flavour)
+    targets = check_targets(library.flavour, sms.split(','), precision, present_sm())
+    folder = out or default_folder(Path(checkpoint).name, precision).parent
+    _export_if_stale(folder / ONNX_FOLDER, checkpoint, draft, precision, stages)
+    made = build_set(library, folder, targets, stages, rebuild, _build_bar)
+    return {'folder': folder, 'engines': [{'folder': folder, **one} for one in made]}
+
+
+def _export_if_stale(folder: Path, checkpoint: str, draft: str, precision: str,
+                     wanted: Sequence[str]) -> None:
+    """Export all stages unless the folder has those wanted, of the same weights and precision."""
+    from rspec_planner.engine.export import export_stages
+    from rspec_planner.engine.stages import PRECISIONS, read_stages, STAGES_NAME
+    from rspec_planner.errors import ConfigurationError
+    from rspec_planner.planner.staging import read_source, source_digests
+    if precision not in PRECISIONS:
+        raise ConfigurationError(f'{precision} graphs are not exported yet; choose --precision '
+                                 'fp16 or bf16')
+    if (folder / STAGES_NAME).is_file():
+        found = read_stages(folder)
+        complete = {stage.name for stage in found.stages} >= set(wanted)
+        if complete and (found.precision, found.checkpoints) == (precision, source_digests(checkpoint, draft)):
+            return
+    source = read_source(checkpoint, precision, draft)
+    with share('exporting') as show:
+        export_stages(source.target, source.draft, source.shapes, precision, source.checkpoints,
+                      folder, progress=show)
+
+
+@contextmanager
+def _build_bar(label: str) -> Iterator[Callable[[int, int], None]]:
+    with share(label) as show:
+        yield show
+
+
+@engine.command('list')
+@click.argument('folders', nargs=-1, type=click.Path(path_type=Path))
+@reports(_engines)
+def list_engines(folders: Sequence[Path]) -> Mapping[str, Any]:
+    """Tell which engines lie in FOLDERS (default: all of engines/) and whether they are intact."""
+    from rspec_planner.engine.tensorrt_set import examine_set
+    chosen = folders or sorted(path.parent for path in Path('engines').glob('*/onnx'))
+    return {'engines': [{'folder': folder, **one} for folder in chosen
+                        for one in examine_set(folder)]}
+
+
+@engine.command('inspect')
+@click.argument('folder', type=click.Path(path_type=Path))
+@click.argument('stage')
+@FLAVOUR
+@reports()
+def inspect_engine(folder: Path, stage: str, flavour: str) -> Mapping[str, Any]:
+    """Print the manifest of one engine: what it is, what it was built from, what it binds."""
+    from rspec_planner.engine.engine_manifest import describe, read_engine, read_manifest
+    manifest = read_manifest(folder, stage, flavour)
+    read_engine(folder, manifest)
+    return {**manifest.to_dict(), 'inputs': [describe(port) for port in manifest.inputs],
+            'outputs': [describe(port) for port in manifest.outputs], 'intact': True}
 
 
 def default_folder(profile: str, precision: str) -> Path:

@@ -80,15 +80,28 @@ def read_source(checkpoint: str, precision: str, draft: str = 'default',
     dtype = getattr(torch, PRECISIONS[precision])
     if checkpoint in SHAPES_ONLY:
         return _shapes_only(SHAPES_ONLY[checkpoint](), dtype, draft != 'none', samples)
-    folder = EMBEDDED / checkpoint if checkpoint in EMBEDDED_NAMES else Path(checkpoint)
-    target = load_target(folder, dtype=dtype).requires_grad_(False)
-    digests, routine = {'target': target_digest(folder)}, None
+    folder = _folder(checkpoint)
+    target, routine = load_target(folder, dtype=dtype).requires_grad_(False), None
     if draft != 'none':
-        path = draft_folder(draft, folder)
-        routine = load_draft(path, target, dtype=dtype, checkpoint=folder)
-        digests['draft'] = target_digest(path)
+        routine = load_draft(draft_folder(draft, folder), target, dtype=dtype, checkpoint=folder)
+    digests = source_digests(checkpoint, draft)
     prompt = max_prompt_length(target.cfg, load_tokenizer(folder))
     return Source(target, routine, _sized(target, routine, prompt, samples), digests)
+
+
+def source_digests(checkpoint: str, draft: str = 'default') -> dict[str, str]:
+    """Return 'target', 'draft' -> digest of the weights, '' for shapes only; nothing is loaded."""
+    if checkpoint in SHAPES_ONLY:
+        return dict.fromkeys(('target',) if draft == 'none' else ('target', 'draft'), '')
+    folder = _folder(checkpoint)
+    digests = {'target': target_digest(folder)}
+    if draft != 'none':
+        digests['draft'] = target_digest(draft_folder(draft, folder))
+    return digests
+
+
+def _folder(checkpoint: str) -> Path:
+    return EMBEDDED / checkpoint if checkpoint in EMBEDDED_NAMES else Path(checkpoint)
 
 
 def _shapes_only(profile: ProfileConfig, dtype: torch.dtype, drafted: bool,
@@ -103,7 +116,7 @@ def _shapes_only(profile: ProfileConfig, dtype: torch.dtype, drafted: bool,
     images = len(profile.cameras.names) * profile.cameras.frames
     prompt = (images * (profile.tokens_per_image + 2) + 3 * profile.history.num_poses
               + TEXT_ROOM)
-    digests = dict.fromkeys(('target', 'draft') if drafted else ('target',), '')
+    digests = source_digests(profile.name, 'default' if drafted else 'none')
     return Source(target, draft, _sized(target, draft, prompt, samples), digests)
 
 
