@@ -31,7 +31,7 @@ from rspec_planner.inputs import InputWatch
 from rspec_planner.parameters import NodeParameters
 from rspec_planner.planner.observation import Observation
 from rspec_planner.planner.plan import Plan
-from rspec_planner.planner.timing import LatencyWindow
+from rspec_planner.planner.timing import LatencyWindow, STAGES
 
 #: skip reasons that this module adds to those of the observation buffer
 CYCLE_SKIP_REASONS = ('clock_not_running', 'input_too_old', 'stamp_in_future', 'reset')
@@ -60,6 +60,8 @@ class CycleResult:
     detail: str = ''  # one line: the thing, the value, the remedy
     plan: Plan | None = None
     processing_ms: float = 0.0  # mailbox pick-up to publication, monotonic clock
+    wait_ms: float = 0.0  # of these, waiting for the inputs of the same instant
+    select_ms: float = 0.0  # of these, choosing and decoding the inputs
     pipeline_latency_ms: float = 0.0  # publication minus t0, node clock
     cyclic_ms: float | None = None  # since the previous published plan, monotonic clock
     repeated: bool = False  # a late cycle that published the previous plan again
@@ -94,18 +96,33 @@ class SourceLike(Protocol):
         """Return the observation at t0 or the reason why there is none."""
 
 
+#: what the windows of the latency diagnostic hold, milliseconds
+TIMES = ('processing', 'pipeline_latency', 'cyclic', 'wait', 'select', *STAGES)
+
+
+def _windows() -> dict[str, LatencyWindow]:
+    return {name: LatencyWindow() for name in TIMES}
+
+
 @dataclass
 class CycleStatistics:
-    """Counts and latencies since activation; written by the worker, read by diagnostics."""
+    """Counts and windows since activation; written by the worker, read by diagnostics."""
 
     published: int = 0
     rejected: int = 0
     failed: int = 0
     superseded: int = 0
+    repeated: int = 0
     deadline_misses: int = 0
     budget_misses: int = 0
     skipped: Counter[str] = field(default_factory=Counter)
-    processing: LatencyWindow = field(default_factory=LatencyWindow)
+    windows: dict[str, LatencyWindow] = field(default_factory=_windows)  # by name from TIMES
+    accepted_length: LatencyWindow = field(default_factory=LatencyWindow)  # of decoded plans
+
+    @property
+    def processing(self) -> LatencyWindow:
+        """Return the window from mailbox pick-up to publication."""
+        return self.windows['processing']
 
     def count(self, result: CycleResult, budget_ms: float) -> None:
         """Add one finished cycle."""
@@ -116,9 +133,25 @@ class CycleStatistics:
         self.rejected += result.outcome is Outcome.REJECTED
         self.failed += result.outcome is Outcome.FAILED
         self.deadline_misses += result.outcome is Outcome.LATE
+        self.repeated += result.repeated
+        for name, value in times_of(result).items():
+            self.windows[name].add(value)
         if result.plan is not None:
             self.budget_misses += result.processing_ms > budget_ms
-            self.processing.add(result.processing_ms)
+            if result.plan.reasoning.stats.iterations:
+                self.accepted_length.add(result.plan.reasoning.stats.accepted_length)
+
+
+def times_of(result: CycleResult) -> dict[str, float]:
+    """Return the times of a cycle that planned, by name from TIMES; empty for another one."""
+    if result.plan is None:
+        return {}
+    times = {'processing': result.processing_ms, 'pipeline_latency': result.pipeline_latency_ms,
+             'wait': result.wait_ms, 'select': result.select_ms,
+             **{stage: getattr(result.plan.times, f'{stage}_ms') for stage in STAGES}}
+    if result.cyclic_ms is not None:
+        times['cyclic'] = result.cyclic_ms
+    return times
 
 
 class RateLimit:
@@ -163,6 +196,13 @@ class PlanningCycle:
         self._generation = 0
         self._previous: Plan | None = None
         self._previous_at: float | None = None
+        self._started: float | None = None
+
+    @property
+    def busy_s(self) -> float:
+        """Return how long the cycle in progress has run, 0 when none has; any thread."""
+        started = self._started
+        return 0.0 if started is None else time.perf_counter() - started
 
     def invalidate(self) -> None:
         """Make a cycle in progress end without publishing; any thread may call this."""
@@ -181,17 +221,31 @@ class PlanningCycle:
 
         What the planner raises goes through to the worker.
         """
-        started = time.perf_counter()
+        self._started = started = time.perf_counter()
+        try:
+            result = self._run(t0_ns, parameters, cameras)
+        finally:
+            self._started = None
+        return replace(result, processing_ms=_elapsed_ms(started))
+
+    def _run(self, t0_ns: int, parameters: NodeParameters, cameras: Mapping[str, int]
+             ) -> CycleResult:
         generation = self._generation
         refusal = self._check_age(t0_ns, parameters.sync.max_input_age_ms)
-        if refusal is None:
-            self._wait_for_inputs(t0_ns, parameters, cameras)
-            chosen = self._source.select(t0_ns)
-            if isinstance(chosen, Observation):
-                plan = self._planner.plan(chosen)
-                return self._finish(plan, generation, started, parameters)
-            refusal = CycleResult(t0_ns, Outcome.SKIPPED, chosen.reason, chosen.detail)
-        return replace(refusal, processing_ms=_elapsed_ms(started))
+        if refusal is not None:
+            return refusal
+        began = time.perf_counter()
+        self._wait_for_inputs(t0_ns, parameters, cameras)
+        waited_ms, began = _elapsed_ms(began), time.perf_counter()
+        chosen = self._source.select(t0_ns)
+        selected_ms = _elapsed_ms(began)
+        if generation != self._generation:
+            return _reset_result(t0_ns)
+        if isinstance(chosen, Observation):
+            result = self._finish(self._planner.plan(chosen), generation, parameters)
+        else:
+            result = CycleResult(t0_ns, Outcome.SKIPPED, chosen.reason, chosen.detail)
+        return replace(result, wait_ms=waited_ms, select_ms=selected_ms)
 
     def _check_age(self, t0_ns: int, limit_ms: float) -> CycleResult | None:
         """Return why a trigger is not worth a cycle, or None."""
@@ -222,16 +276,14 @@ class PlanningCycle:
         left = parameters.sync.odometry_wait_ms / 1e3 - (time.monotonic() - started)
         self._watch.wait_for({'odometry': t0_ns}, max(0.0, left))
 
-    def _finish(self, plan: Plan, generation: int, started: float,
-                parameters: NodeParameters) -> CycleResult:
+    def _finish(self, plan: Plan, generation: int, parameters: NodeParameters) -> CycleResult:
         """Check and publish a plan."""
         latency_ms = (self._clock_ns() - plan.t0_ns) / 1e6
         result = CycleResult(plan.t0_ns, Outcome.PUBLISHED, plan=plan,
                              pipeline_latency_ms=latency_ms)
         limit_ms = parameters.deadline.max_pipeline_latency_ms
         if generation != self._generation:
-            result = replace(result, outcome=Outcome.SKIPPED, reason='reset',
-                             detail='the node was reset while this plan was made')
+            result = replace(_reset_result(plan.t0_ns), plan=plan)
         elif not plan.verdict.accepted:
             result = replace(result, outcome=Outcome.REJECTED, reason=plan.verdict.reason,
                              detail=plan.verdict.detail)
@@ -239,7 +291,7 @@ class PlanningCycle:
             result = self._miss(result, limit_ms, parameters.deadline.on_miss)
         else:
             result = self._publish_new(result, plan)
-        return replace(result, processing_ms=_elapsed_ms(started))
+        return result
 
     def _publish_new(self, result: CycleResult, plan: Plan) -> CycleResult:
         self._publish(plan)
@@ -257,6 +309,11 @@ class PlanningCycle:
                        detail=f'the plan is {result.pipeline_latency_ms:.0f} ms old, the limit is '
                               f'{limit_ms:.0f} ms (deadline.max_pipeline_latency_ms); '
                               'see the latency diagnostic for the slowest stage')
+
+
+def _reset_result(t0_ns: int) -> CycleResult:
+    return CycleResult(t0_ns, Outcome.SKIPPED, 'reset',
+                       'the node was reset while this plan was made')
 
 
 def _elapsed_ms(started: float) -> float:

@@ -27,8 +27,9 @@ from typing import Any
 
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue
 
-from rspec_planner.cycle import CycleResult, CycleStatistics, Outcome
+from rspec_planner.cycle import CycleResult, CycleStatistics, Outcome, times_of
 from rspec_planner.inputs import StreamState
+from rspec_planner.outputs import tokens_per_second
 from rspec_planner.parameters import NODE_NAME, NodeParameters
 from rspec_planner.planner.timing import STAGES
 from rspec_planner.ros_conversions import ns_to_stamp
@@ -39,6 +40,7 @@ TASKS = ('inputs', 'engine', 'inference_status', 'latency', 'speculation')
 OK, WARN, ERROR = DiagnosticStatus.OK, DiagnosticStatus.WARN, DiagnosticStatus.ERROR
 
 LATE_S = 1.0  # a stream that was silent for longer is late
+ENOUGH_PLANS = 20  # for a mean accepted length that says something
 _LOSS_SHARE = 0.7  # below this share of the expected rate, frames are being lost
 
 
@@ -158,72 +160,116 @@ def engine_status(facts: EngineFacts) -> DiagnosticStatus:
     return make_status('engine', level, message, {'state': facts.state, **facts.values})
 
 
-def inference_status(statistics: CycleStatistics, last: CycleResult | None,
-                     silence_s: float | None = None) -> DiagnosticStatus:
-    """
-    Return the `inference_status` task: what became of the newest cycle that planned.
+@dataclass(frozen=True)
+class PlanFacts:
+    """What the node knows about its plans at one instant."""
 
-    `silence_s` is the time since a plan was published, None before the first.
-    """
+    statistics: CycleStatistics
+    last: CycleResult | None = None  # the newest cycle that was not skipped
+    silence_s: float | None = None  # since a plan was published; None before the first
+    busy_s: float = 0.0  # how long the cycle in progress has run
+    rivals: Sequence[str] = ()  # nodes with the same name or the same output, one line each
+
+
+def inference_status(facts: PlanFacts) -> DiagnosticStatus:
+    """Return the `inference_status` task: what became of the newest cycle that planned."""
+    statistics, last = facts.statistics, facts.last
     plan = last.plan if last is not None else None
-    level, message = OK, 'no plan yet'
-    if last is not None:
-        level = {Outcome.PUBLISHED: OK, Outcome.FAILED: ERROR}.get(last.outcome, WARN)
-        message = {Outcome.PUBLISHED: 'plan published',
-                   Outcome.REJECTED: f'plan rejected: {last.reason} {last.detail}'.rstrip(),
-                   Outcome.LATE: f'{last.reason}: {last.detail}',
-                   Outcome.SKIPPED: f'cycle skipped: {last.reason}',
-                   Outcome.FAILED: f'{last.reason}: {last.detail}'}[last.outcome]
-        if level == OK and silence_s is not None and silence_s > LATE_S:
-            level, message = WARN, f'no plan for {silence_s:.1f} s; see the inputs task'
+    level, message = _inference(facts)
+    if facts.rivals:
+        level, message = max(level, WARN), '; '.join([*facts.rivals, message])
     return make_status('inference_status', level, message, {
         'message': plan.reasoning.text if plan else '',
         'num_points': len(plan.poses) if plan else 0,
         'reasoning_tokens': len(plan.reasoning.token_ids) if plan else 0,
         'reject_reason': last.reason if last and last.outcome is Outcome.REJECTED else '',
         'published_total': statistics.published, 'rejected_total': statistics.rejected,
-        'failed_total': statistics.failed, 'superseded_total': statistics.superseded})
+        'failed_total': statistics.failed, 'superseded_total': statistics.superseded,
+        'repeated_total': statistics.repeated, 'busy_ms': 1e3 * facts.busy_s})
+
+
+def _inference(facts: PlanFacts) -> tuple[bytes, str]:
+    """Return level and message of the newest cycle that planned."""
+    last = facts.last
+    if facts.busy_s > LATE_S:
+        return WARN, (f'a plan has been in the making for {facts.busy_s:.1f} s; the device is '
+                      'overloaded or the planner hangs')
+    if last is None:
+        return OK, 'no plan yet'
+    level = {Outcome.PUBLISHED: OK, Outcome.FAILED: ERROR}.get(last.outcome, WARN)
+    message = {Outcome.PUBLISHED: 'plan published',
+               Outcome.REJECTED: f'plan rejected: {last.reason} {last.detail}'.rstrip(),
+               Outcome.LATE: f'{last.reason}: {last.detail}',
+               Outcome.SKIPPED: f'cycle skipped: {last.reason}',
+               Outcome.FAILED: f'{last.reason}: {last.detail}'}[last.outcome]
+    if last.repeated:
+        message += '; the previous plan was published again with its old stamp'
+    if level == OK and facts.silence_s is not None and facts.silence_s > LATE_S:
+        return WARN, f'no plan for {facts.silence_s:.1f} s; see the inputs task'
+    return level, message
 
 
 def latency_status(statistics: CycleStatistics, last: CycleResult | None,
                    parameters: NodeParameters) -> DiagnosticStatus:
-    """Return the `latency` task of the newest plan and of the last 600 cycles."""
-    plan = last.plan if last is not None else None
-    if last is None or plan is None:
-        message = 'no plan yet' if last is None else 'no plan in the last cycle'
-        return make_status('latency', OK, message,
-                           {'deadline_misses': statistics.deadline_misses})
-    budget_ms = parameters.deadline.budget_ms
-    level, message = OK, 'within budget'
-    if last.outcome is Outcome.LATE:
-        level, message = ERROR, f'{last.reason}: {last.detail}'
-    elif last.processing_ms > budget_ms:
-        slowest = max(STAGES, key=lambda stage: getattr(plan.times, f'{stage}_ms'))
-        level = WARN
-        message = (f'processing took {last.processing_ms:.0f} ms, the budget is '
-                   f'{budget_ms:.0f} ms; the slowest stage is {slowest}')
+    """
+    Return the `latency` task: the times of the newest plan, percentiles of the last 600.
+
+    p50_ms, p95_ms and p99_ms are those of processing_time_ms; others carry their name before it.
+    """
+    level, message = _lateness(last, parameters.deadline.budget_ms)
+    values: dict[str, Any] = {}
+    for name, value in (times_of(last) if last is not None else {}).items():
+        values['processing_time_ms' if name == 'processing' else f'{name}_ms'] = value
+    for name, window in statistics.windows.items():
+        prefix = '' if name == 'processing' else f'{name}_'
+        values.update({f'{prefix}{key}_ms': value for key, value in window.summary().items()})
     return make_status('latency', level, message, {
-        'processing_time_ms': last.processing_ms,
-        **{f'{stage}_ms': getattr(plan.times, f'{stage}_ms') for stage in STAGES},
-        'pipeline_latency_ms': last.pipeline_latency_ms,
-        **{f'{name}_ms': value for name, value in statistics.processing.summary().items()},
-        'deadline_misses': statistics.deadline_misses,
+        **values, 'deadline_misses': statistics.deadline_misses,
         'budget_misses': statistics.budget_misses})
 
 
-def speculation_status(last: CycleResult | None) -> DiagnosticStatus:
-    """Return the `speculation` task of the last plan."""
+def _lateness(last: CycleResult | None, budget_ms: float) -> tuple[bytes, str]:
+    """Return level and message of the newest cycle's times."""
+    if last is None:
+        return OK, 'no plan yet'
+    if last.plan is None:
+        return OK, 'no plan in the last cycle'
+    if last.outcome is Outcome.LATE:
+        return ERROR, f'{last.reason}: {last.detail}'
+    if last.processing_ms <= budget_ms:
+        return OK, 'within budget'
+    parts = {name: value for name, value in times_of(last).items()
+             if name in STAGES or name in ('wait', 'select')}
+    slowest = max(parts, key=lambda name: parts[name])
+    return WARN, (f'processing took {last.processing_ms:.0f} ms, the budget is {budget_ms:.0f} '
+                  f'ms; the slowest stage is {slowest}, {parts[slowest]:.0f} ms')
+
+
+def speculation_status(statistics: CycleStatistics, last: CycleResult | None,
+                       minimum: float) -> DiagnosticStatus:
+    """
+    Return the `speculation` task of the last plan.
+
+    Warns when the mean accepted length of the last plans is below `minimum`: the draft then
+    costs more than it saves.
+    """
     plan = last.plan if last is not None else None
     if plan is None:
         return make_status('speculation', OK, 'no plan yet' if last is None
                            else 'no plan in the last cycle', {})
-    stats = plan.reasoning.stats
+    stats, window = plan.reasoning.stats, statistics.accepted_length
     enabled = stats.block > 1
-    message = 'drafts are verified' if enabled else 'off: the target decodes alone'
+    level, message = OK, 'drafts are verified' if enabled else 'off: the target decodes alone'
     if stats.reused:
         message += f'; {stats.reused} tokens of the last reasoning held'
-    return make_status('speculation', OK, message, {
+    if enabled and len(window) >= ENOUGH_PLANS and window.mean < minimum:
+        level, message = WARN, (
+            f'the accepted length is {window.mean:.2f} on average over {len(window)} plans, '
+            f'below {minimum:g} (speculation.min_accepted_length); train the draft for this '
+            'target or set speculation.enabled to false')
+    return make_status('speculation', level, message, {
         'enabled': enabled, 'block_size': stats.block,
-        'mean_accepted_length': stats.accepted_length, 'iterations': stats.iterations,
-        'reused_tokens': stats.reused, 'draft_ms': stats.draft_ms,
-        'verify_ms': stats.verify_ms})
+        'mean_accepted_length': stats.accepted_length,
+        'window_accepted_length': window.mean, 'iterations': stats.iterations,
+        'reused_tokens': stats.reused, 'tokens_per_second': tokens_per_second(plan),
+        'draft_ms': stats.draft_ms, 'verify_ms': stats.verify_ms})

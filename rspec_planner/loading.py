@@ -111,12 +111,23 @@ def engine_values(planner: Any, parameters: NodeParameters,
     """Return the key values of the `engine` diagnostic."""
     values: dict[str, Any] = {'profile': planner.profile.name,
                               'checkpoint': parameters.model.checkpoint,
-                              'device': parameters.model.device, 'gpu': 'none',
+                              'device': parameters.model.device,
+                              'precision': planner.precision, 'gpu': 'none',
                               'tensorrt_version': 'none', **measured}
     values['manifest_sha256'] = manifest_sha256(parameters.model.checkpoint)
     torch = sys.modules.get('torch')
     if torch is not None and parameters.model.device.startswith('cuda'):
         values['gpu'] = torch.cuda.get_device_name(parameters.model.device)
-        values['gpu_memory_mib'] = torch.cuda.memory_allocated() / 2**20
-        values['peak_gpu_memory_mib'] = torch.cuda.max_memory_allocated() / 2**20
+    return values
+
+
+def memory_values(device: str) -> dict[str, float]:
+    """Return what the process holds now, MiB: resident memory, and GPU memory of PyTorch."""
+    pages = int(Path('/proc/self/statm').read_text(encoding='ascii').split()[1])
+    values = {'memory_mib': pages * os.sysconf('SC_PAGE_SIZE') / 2**20, 'gpu_memory_mib': 0.0,
+              'peak_gpu_memory_mib': 0.0}
+    torch = sys.modules.get('torch')
+    if torch is not None and device.startswith('cuda'):
+        values['gpu_memory_mib'] = torch.cuda.memory_allocated(device) / 2**20
+        values['peak_gpu_memory_mib'] = torch.cuda.max_memory_allocated(device) / 2**20
     return values

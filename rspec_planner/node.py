@@ -22,7 +22,7 @@ owns the model.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 import sys
 import time
 import traceback
@@ -50,11 +50,13 @@ from rspec_planner.diagnostics import (
     inputs_status,
     latency_status,
     make_array,
+    PlanFacts,
     speculation_status,
 )
 from rspec_planner.errors import ConfigurationError, RspecError
+from rspec_planner.graph import rivals
 from rspec_planner.inputs import InputWatch
-from rspec_planner.loading import engine_values, load_live_planner, warm_up
+from rspec_planner.loading import engine_values, load_live_planner, memory_values, warm_up
 from rspec_planner.outputs import check_message_set, Outputs, quiet_events
 from rspec_planner.parameter_handler import ParameterHandler
 from rspec_planner.parameters import NODE_NAME, NodeParameters
@@ -85,6 +87,7 @@ class _Configured:
     last: CycleResult | None = None
     last_planned: CycleResult | None = None  # the newest one that was not skipped
     published_s: float | None = None
+    rivals: Sequence[str] = ()
 
 
 class RspecPlanner(LifecycleNode):
@@ -112,7 +115,7 @@ class RspecPlanner(LifecycleNode):
                                                   QoSProfile(depth=10),
                                                   event_callbacks=quiet_events())
         # Steady time: under a paused /clock the node must still say what it is waiting for.
-        self._beat = self.create_timer(1.0, self._publish_diagnostics,
+        self._beat = self.create_timer(1.0, self._on_beat,
                                        clock=Clock(clock_type=ClockType.STEADY_TIME))
         self._jump = self.get_clock().create_jump_callback(
             JumpThreshold(min_forward=Duration(seconds=_FORWARD_JUMP_S),
@@ -313,6 +316,8 @@ class RspecPlanner(LifecycleNode):
 
     def _on_clock_jump(self, jump: TimeJump) -> None:
         seconds = jump.delta.nanoseconds / 1e9
+        if jump.delta.nanoseconds >= self._now_ns():
+            return  # the clock starts: what has come so far belongs to its time
         self._reset(f'clock jump of {seconds:+.1f} s')
 
     def _reset(self, reason: str) -> None:
@@ -341,6 +346,26 @@ class RspecPlanner(LifecycleNode):
         self._engine = facts
         self._publish_diagnostics()
 
+    def _on_beat(self) -> None:
+        """Look at what changes slowly, once a second."""
+        made, config = self._made, self._config
+        if made is not None and config is not None:
+            made.rivals = rivals(self, (self.resolve_topic_name('~/output/trajectory'),))
+            self._engine = replace(self._engine, values={
+                **self._engine.values, **memory_values(config.model.device)})
+        self._publish_diagnostics()
+
+    def _input_facts(self, made: _Configured) -> InputFacts:
+        return InputFacts(
+            self._now_ns(), self._watch.states(), made.inputs.enabled, made.inputs.publishers(),
+            made.inputs.faults, made.inputs.notes, made.last, dict(made.statistics.skipped),
+            self._last_reset)
+
+    def _plan_facts(self, made: _Configured) -> PlanFacts:
+        silence = None if made.published_s is None else time.monotonic() - made.published_s
+        return PlanFacts(made.statistics, made.last_planned, silence, made.cycle.busy_s,
+                         made.rivals)
+
     def _publish_diagnostics(self) -> None:
         """Send all five tasks; called once a second and after each cycle."""
         if not self.context.ok():
@@ -348,15 +373,11 @@ class RspecPlanner(LifecycleNode):
         made, config = self._made, self._config
         statuses = [engine_status(self._engine)]
         if made is not None and config is not None:
-            silence = None if made.published_s is None else time.monotonic() - made.published_s
-            statuses += [
-                inputs_status(InputFacts(
-                    self._now_ns(), self._watch.states(), made.inputs.enabled,
-                    made.inputs.publishers(), made.inputs.faults, made.inputs.notes,
-                    made.last, dict(made.statistics.skipped), self._last_reset)),
-                inference_status(made.statistics, made.last_planned, silence),
-                latency_status(made.statistics, made.last_planned, config),
-                speculation_status(made.last_planned)]
+            statuses += [inputs_status(self._input_facts(made)),
+                         inference_status(self._plan_facts(made)),
+                         latency_status(made.statistics, made.last_planned, config),
+                         speculation_status(made.statistics, made.last_planned,
+                                            config.speculation.min_accepted_length)]
         self._diagnostics.publish(make_array(self._now_ns(), statuses))
 
 

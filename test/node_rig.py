@@ -79,6 +79,7 @@ class FakePlanner:
 
     def __init__(self) -> None:
         self.profile = fake_profile()
+        self.precision = 'float32'
         self.observations: list[Observation] = []
         self.resets = 0
         self.accept = True

@@ -15,12 +15,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+import threading
 
 from node_rig import FakePlanner
 import numpy as np
 import pytest
 
-from rspec_planner.cycle import CycleStatistics, Outcome, PlanningCycle, RateLimit
+from rspec_planner.cycle import (
+    CycleStatistics,
+    Outcome,
+    PlanningCycle,
+    RateLimit,
+    times_of,
+)
 from rspec_planner.inputs import InputWatch
 from rspec_planner.parameters import load_yaml_parameters, NodeParameters
 from rspec_planner.planner.buffers import Skip
@@ -151,6 +158,26 @@ def test_a_plan_from_before_a_reset_is_dropped():
     result = bench.run()
     assert (result.outcome, result.reason) == (Outcome.SKIPPED, 'reset')
     assert bench.published == []
+
+
+def test_waiting_and_choosing_are_told_apart_from_planning():
+    bench = Bench(sync={'image_wait_ms': 0.0, 'odometry_wait_ms': 30.0})
+    busy = []
+    bench.planner.before = lambda observation: busy.append(bench.cycle.busy_s)
+    result = bench.run()
+    assert 30.0 <= result.wait_ms < result.processing_ms
+    assert 0.0 < result.select_ms < 30.0
+    assert 0.03 <= busy[0] <= result.processing_ms / 1e3 and bench.cycle.busy_s == 0.0
+    assert times_of(result)['wait'] == result.wait_ms and 'cyclic' not in times_of(result)
+
+
+def test_a_reset_while_waiting_is_named_as_such():
+    bench = Bench(sync={'image_wait_ms': 0.0, 'odometry_wait_ms': 150.0})
+    threading.Timer(0.02, bench.cycle.invalidate).start()
+    bench.chosen = Skip('odometry_missing', 'nothing received')
+    result = bench.run()
+    assert (result.outcome, result.reason) == (Outcome.SKIPPED, 'reset')
+    assert bench.planner.observations == []
 
 
 def test_what_the_planner_raises_goes_through():

@@ -24,6 +24,7 @@ from rspec_planner.decode.stats import DecodeStats
 from rspec_planner.diagnostics import (
     engine_status,
     EngineFacts,
+    ENOUGH_PLANS,
     ERROR,
     inference_status,
     InputFacts,
@@ -32,6 +33,7 @@ from rspec_planner.diagnostics import (
     make_array,
     make_status,
     OK,
+    PlanFacts,
     speculation_status,
     WARN,
 )
@@ -136,7 +138,8 @@ def test_engine_levels(state, level):
 
 def test_inference_of_a_published_plan(plan):
     statistics = CycleStatistics(published=7, superseded=2)
-    status = inference_status(statistics, CycleResult(NOW, Outcome.PUBLISHED, plan=plan))
+    status = inference_status(PlanFacts(
+        statistics, CycleResult(NOW, Outcome.PUBLISHED, plan=plan)))
     assert (status.level, status.message) == (OK, 'plan published')
     values = values_of(status)
     assert values['message'] == TEXT
@@ -145,8 +148,8 @@ def test_inference_of_a_published_plan(plan):
 
 
 def test_inference_that_went_silent_is_a_warning(plan):
-    status = inference_status(CycleStatistics(), CycleResult(NOW, Outcome.PUBLISHED, plan=plan),
-                              silence_s=4.0)
+    status = inference_status(PlanFacts(
+        CycleStatistics(), CycleResult(NOW, Outcome.PUBLISHED, plan=plan), silence_s=4.0))
     assert status.level == WARN
     assert 'no plan for 4.0 s' in status.message
 
@@ -156,7 +159,8 @@ def test_inference_that_went_silent_is_a_warning(plan):
     (Outcome.LATE, 'deadline_missed', WARN, 'deadline_missed: why'),
     (Outcome.FAILED, 'exception', ERROR, 'exception: why')])
 def test_inference_levels(outcome, reason, level, part):
-    status = inference_status(CycleStatistics(), CycleResult(NOW, outcome, reason, 'why'))
+    status = inference_status(PlanFacts(
+        CycleStatistics(), CycleResult(NOW, outcome, reason, 'why')))
     assert (status.level, status.message) == (level, part)
     assert (values_of(status)['reject_reason'] == reason) == (outcome is Outcome.REJECTED)
 
@@ -174,21 +178,25 @@ def test_latency_within_and_above_budget(plan, parameters):
     assert values['pipeline_latency_ms'] == '140.000'
     slow = latency_status(statistics, replace(good, processing_ms=180.0), parameters)
     assert slow.level == WARN
-    assert '180 ms, the budget is 150 ms; the slowest stage is postprocess' in slow.message
+    assert '180 ms, the budget is 150 ms; the slowest stage is postprocess, 6 ms' in slow.message
+    waiting = latency_status(statistics, replace(good, processing_ms=180.0, wait_ms=90.0),
+                             parameters)
+    assert 'the slowest stage is wait, 90 ms' in waiting.message
     late = replace(good, outcome=Outcome.LATE, reason='deadline_missed', detail='1200 ms old')
     assert latency_status(statistics, late, parameters).level == ERROR
 
 
 def test_nothing_planned_yet(parameters):
     assert latency_status(CycleStatistics(), None, parameters).message == 'no plan yet'
-    assert inference_status(CycleStatistics(), None).message == 'no plan yet'
-    assert speculation_status(None).message == 'no plan yet'
+    assert inference_status(PlanFacts(CycleStatistics())).message == 'no plan yet'
+    assert speculation_status(CycleStatistics(), None, 1.5).message == 'no plan yet'
 
 
 def test_speculation_reports_block_iterations_and_reuse(plan):
     stats = DecodeStats(2, (9, 8), 1.5, 12.0, reused=3, block=24)
     plan = replace(plan, reasoning=replace(plan.reasoning, stats=stats))
-    status = speculation_status(CycleResult(NOW, Outcome.PUBLISHED, plan=plan))
+    status = speculation_status(CycleStatistics(),
+                                CycleResult(NOW, Outcome.PUBLISHED, plan=plan), 1.5)
     assert status.message == 'drafts are verified; 3 tokens of the last reasoning held'
     values = values_of(status)
     assert (values['enabled'], values['block_size'], values['mean_accepted_length'],
@@ -197,7 +205,8 @@ def test_speculation_reports_block_iterations_and_reuse(plan):
 
 
 def test_speculation_is_off_without_a_draft(plan):
-    status = speculation_status(CycleResult(NOW, Outcome.PUBLISHED, plan=plan))
+    status = speculation_status(CycleStatistics(),
+                                CycleResult(NOW, Outcome.PUBLISHED, plan=plan), 1.5)
     assert status.message == 'off: the target decodes alone'
     values = values_of(status)
     assert (values['enabled'], values['mean_accepted_length'], values['iterations']) == (
@@ -206,6 +215,58 @@ def test_speculation_is_off_without_a_draft(plan):
 
 def test_a_cycle_that_failed_has_no_plan_but_is_not_the_beginning(parameters):
     failed = CycleResult(NOW, Outcome.FAILED, reason='exception', detail='boom')
-    assert speculation_status(failed).message == 'no plan in the last cycle'
+    assert speculation_status(CycleStatistics(), failed, 1.5).message == \
+        'no plan in the last cycle'
     assert latency_status(CycleStatistics(), failed, parameters).message == \
         'no plan in the last cycle'
+
+
+def test_every_time_has_a_window_in_the_latency_task(plan, parameters):
+    statistics, result = CycleStatistics(), None
+    for k in range(1, 101):
+        result = CycleResult(NOW, Outcome.PUBLISHED, plan=plan, processing_ms=float(k),
+                             pipeline_latency_ms=2.0 * k, cyclic_ms=100.0 + k, wait_ms=3.0,
+                             select_ms=4.0)
+        statistics.count(result, budget_ms=90.0)
+    values = values_of(latency_status(statistics, result, parameters))
+    assert (values['p50_ms'], values['p95_ms'], values['p99_ms']) == ('50.500', '95.050', '99.010')
+    assert values['pipeline_latency_p95_ms'] == '190.100'
+    assert values['cyclic_p50_ms'] == '150.500' and values['cyclic_ms'] == '200.000'
+    assert (values['decode_ms'], values['decode_p99_ms']) == ('4.000', '4.000')
+    assert (values['wait_ms'], values['select_p95_ms']) == ('3.000', '4.000')
+    assert values['budget_misses'] == '10'
+
+
+def test_rivals_a_hanging_planner_and_a_repeated_plan_are_told(plan):
+    good = CycleResult(NOW, Outcome.PUBLISHED, plan=plan)
+    two = PlanFacts(CycleStatistics(), good, rivals=('2 nodes are called /x',))
+    status = inference_status(two)
+    assert (status.level, status.message) == (WARN, '2 nodes are called /x; plan published')
+    failed = replace(good, outcome=Outcome.FAILED, plan=None, reason='exception')
+    assert inference_status(PlanFacts(CycleStatistics(), failed, rivals=('x',))).level == ERROR
+    status = inference_status(PlanFacts(CycleStatistics(), None, busy_s=7.0))
+    assert status.level == WARN and 'in the making for 7.0 s' in status.message
+    assert values_of(status)['busy_ms'] == '7000.000'
+    late = replace(good, outcome=Outcome.LATE, reason='deadline_missed', repeated=True)
+    statistics = CycleStatistics()
+    statistics.count(late, budget_ms=1.0)
+    status = inference_status(PlanFacts(statistics, late))
+    assert 'published again with its old stamp' in status.message
+    assert values_of(status)['repeated_total'] == '1'
+
+
+def test_a_draft_that_does_not_pay_is_a_warning(plan):
+    statistics = CycleStatistics()
+    stats = DecodeStats(4, (1, 1, 1, 2), block=24)
+    poor = CycleResult(NOW, Outcome.PUBLISHED, plan=replace(
+        plan, reasoning=replace(plan.reasoning, stats=stats)))
+    for _ in range(ENOUGH_PLANS - 1):
+        statistics.count(poor, budget_ms=1e6)
+    assert speculation_status(statistics, poor, 1.5).level == OK
+    statistics.count(poor, budget_ms=1e6)
+    status = speculation_status(statistics, poor, 1.5)
+    assert status.level == WARN
+    assert '1.25 on average over 20 plans, below 1.5' in status.message
+    assert values_of(status)['window_accepted_length'] == '1.250'
+    assert values_of(status)['tokens_per_second'] == '1250.000'
+    assert speculation_status(statistics, poor, 0.0).level == OK

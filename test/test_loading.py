@@ -19,7 +19,14 @@ import json
 
 import pytest
 
-from rspec_planner.loading import load_planner, manifest_sha256, processor_threads, warm_up
+from rspec_planner.loading import (
+    engine_values,
+    load_planner,
+    manifest_sha256,
+    memory_values,
+    processor_threads,
+    warm_up,
+)
 from rspec_planner.parameters import load_yaml_parameters, NodeParameters
 from rspec_planner.transport import config_path
 
@@ -32,8 +39,20 @@ def test_a_live_planner_leaves_a_processor_to_the_others(wanted, processors, thr
 
 def test_the_shipped_parameters_load_the_shipped_weights_warm():
     values = load_yaml_parameters(config_path('rspec_planner.param.yaml'))
-    planner = load_planner(NodeParameters.from_values(values))
+    parameters = NodeParameters.from_values(values)
+    planner = load_planner(parameters)
     assert planner.profile.name == 'tiny'
     assert warm_up(planner) > 0.0
     assert len(manifest_sha256('tiny')) == 64
     assert json.dumps(planner.profile.to_dict())
+    facts = engine_values(planner, parameters, {'warm_up_ms': 1.0})
+    assert (facts['profile'], facts['precision'], facts['gpu']) == ('tiny', 'float32', 'none')
+    assert facts['manifest_sha256'] == manifest_sha256('tiny') and facts['warm_up_ms'] == 1.0
+
+
+def test_memory_is_that_of_this_process_now():
+    before = memory_values('cpu')['memory_mib']
+    held = bytearray(b'x' * 200 * 2**20)
+    after = memory_values('cpu')
+    assert 150 < after['memory_mib'] - before < 260 and len(held)
+    assert after['gpu_memory_mib'] == after['peak_gpu_memory_mib'] == 0.0

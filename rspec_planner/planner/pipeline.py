@@ -107,6 +107,7 @@ class Planner:
                  draft: Draft | None = None, reuse: bool = False) -> None:
         """Without a draft decode autoregressively; `reuse` verifies the last text first."""
         self.profile: ProfileConfig = target.cfg
+        self.precision = str(target.dtype).removeprefix('torch.')
         self.tokenizer = tokenizer
         self._budget = _positive('max_reasoning_tokens', max_reasoning_tokens,
                                  target.cfg.max_reasoning_tokens)

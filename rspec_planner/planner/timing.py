@@ -26,6 +26,7 @@ from rspec_planner.errors import ConfigurationError
 from rspec_planner.planner.plan import StageTimes
 
 STAGES = ('preprocess', 'encode', 'prefill', 'decode', 'action', 'postprocess')
+PERCENTILES = ('p50', 'p95', 'p99')
 
 
 class LatencyWindow:
@@ -73,14 +74,21 @@ class LatencyWindow:
         return self.percentile(99)
 
     @property
+    def mean(self) -> float:
+        """Return the mean."""
+        return sum(self._samples) / len(self._samples) if self._samples else 0.0
+
+    @property
     def maximum(self) -> float:
         """Return the largest sample."""
         return max(self._samples, default=0.0)
 
     def summary(self) -> dict[str, float]:
         """Return p50, p95 and p99 rounded to a microsecond of a millisecond unit."""
-        return {name: round(self.percentile(q), 3)
-                for name, q in (('p50', 50), ('p95', 95), ('p99', 99))}
+        if not self._samples:
+            return dict.fromkeys(PERCENTILES, 0.0)
+        values = np.percentile(np.fromiter(self._samples, dtype=np.float64), (50, 95, 99))
+        return {name: round(float(value), 3) for name, value in zip(PERCENTILES, values)}
 
 
 class StageTimer:
