@@ -31,9 +31,12 @@ import warnings
 import torch
 from torch import nn, Tensor
 
-from rspec_planner.engine.stage_decoder import VerifyStage
+from rspec_planner.engine.stage_decoder import PrefillStage, VerifyStage
+from rspec_planner.engine.stage_draft import draft_stage
+from rspec_planner.engine.stage_flow import FlowStage
 from rspec_planner.engine.stage_layers import blank, IN_PLACE, Stage
 from rspec_planner.engine.stage_ops import OPSET, translations
+from rspec_planner.engine.stage_vision import VisionStage
 from rspec_planner.engine.stages import (
     file_sha256,
     Port,
@@ -162,4 +165,6 @@ def export_stages(target: Target, draft: Draft | None, shapes: StageShapes, prec
 
 def make_stages(target: Target, draft: Draft | None, shapes: StageShapes) -> list[Stage]:
     """Return the stages of a target and its draft, ready to export or to run."""
-    return [VerifyStage(target, shapes)]
+    drafted = [] if draft is None else [draft_stage(draft, target, shapes)]
+    return [VisionStage(target, shapes), PrefillStage(target, shapes), *drafted,
+            VerifyStage(target, shapes), FlowStage(target, shapes)]

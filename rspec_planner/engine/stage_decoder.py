@@ -131,3 +131,95 @@ class VerifyStage(Stage):
         committed, matched = accept(ids, best, inputs['limit'], tokens.stop_ids)
         return {'best': best, 'logits': logits, 'committed': committed, 'matched': matched,
                 'anchor': best.index_select(0, committed - 1), **updated}
+
+
+class PrefillStage(Stage):
+    """
+    Prompt and guess into cache rows 0 .. S - 1, see `torch_executor.prefill_executor`.
+
+    inputs: 'ids' (S,), 'length' (1,), 'guess_length' (1,) int64; 'cos', 'sin' (S, d / 2) fp32
+    of these rows; 'features' (N, T, H), 'deepstack' (D, N, T, H); caches and taps.
+    outputs: 'best' (G + 1,) int64 and 'logits' (G + 1, V) fp32. Rows behind `length` are padding
+    that nobody sees; what they leave in the caches is stale and gets overwritten.
+    """
+
+    name = 'prefill'
+
+    def __init__(self, target: Target, shapes: StageShapes) -> None:
+        super().__init__()
+        self.text, self.cfg, self.shapes = target.text, target.cfg, shapes
+        #: rows that the last layer computes, the last ones of prompt and guess
+        self.last_rows = min(shapes.tail + shapes.guess, shapes.prompt) if shapes.tail \
+            else shapes.prompt
+
+    def examples(self) -> dict[str, Tensor]:
+        """Return the inputs, see `Stage.examples`."""
+        cfg, shapes = self.cfg, self.shapes
+        dtype = self.text.lm_head.weight.dtype
+        images = len(cfg.cameras.names) * cfg.cameras.frames
+        size = (images, cfg.tokens_per_image, cfg.text.hidden_size)
+        return {'ids': blank(shapes.prompt), 'length': blank(1), 'guess_length': blank(1),
+                **table_examples(shapes.prompt, cfg.text.head_dim),
+                'features': blank(*size, dtype=dtype),
+                'deepstack': blank(len(cfg.vision.deepstack_layers), *size, dtype=dtype),
+                **cache_examples(cfg, shapes, dtype)}
+
+    def forward(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the outputs, see the class."""
+        length, rows = inputs['length'], torch.arange(self.shapes.prompt)
+        zero, last = torch.zeros_like(length), self.cfg.text.num_layers - 1
+        visual = _Visual(inputs, rows, self.cfg.tokens.image_pad)
+        x = visual.place(self.text.embed(inputs['ids']))[None]
+        tables = Tables(inputs['cos'][None], inputs['sin'][None])
+        mask = _causal(rows, rows, length, x.dtype)
+        first, picked = zero, rows  # the rows that x holds
+        updated: dict[str, Tensor] = {}
+        for index, module in enumerate(self.text.layers):
+            layer = cast('DecoderLayer', module)
+            normed = norm(layer.input_layernorm, x)
+            q, k, v = project(layer.self_attn, normed, tables)
+            updated[f'k{index}{IN_PLACE}'] = kv_update(inputs[f'k{index}'], k, zero)
+            updated[f'v{index}{IN_PLACE}'] = kv_update(inputs[f'v{index}'], v, zero)
+            if index == last and self.last_rows < self.shapes.prompt:
+                first = (length - self.last_rows).clamp(min=0)
+                picked = first + torch.arange(self.last_rows)
+                x, q = x.index_select(1, picked), q.index_select(2, picked)
+                mask = _causal(picked, rows, length, x.dtype)
+            x = finish(layer, x, attention(q, k, v, mask))
+            if index < len(self.cfg.vision.deepstack_layers) and picked is rows:
+                x = visual.add(x, index)
+            if index in self.shapes.taps:
+                tap = f'tap{self.shapes.taps.index(index)}'
+                updated[tap + IN_PLACE] = kv_update(inputs[tap], x[None], first)
+        end = length - inputs['guess_length'] - 1 - first
+        wanted = (end + torch.arange(self.shapes.guess + 1)).clamp(max=self.last_rows - 1)
+        hidden = norm(self.text.norm, x[0].index_select(0, wanted))
+        best, logits = choose(hidden, self.text.lm_head, self.cfg.tokens)
+        return {'best': best, 'logits': logits, **updated}
+
+
+def _causal(queries: Tensor, keys: Tensor, length: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the mask of rows (S,) over rows (K,) that see themselves, the past, no padding."""
+    return additive(keys <= torch.minimum(queries, length - 1)[:, None], dtype)
+
+
+class _Visual:
+    """Which prompt rows hold images, and which feature belongs to each."""
+
+    def __init__(self, inputs: Mapping[str, Tensor], rows: Tensor, image_pad: int) -> None:
+        prompt = inputs['length'] - inputs['guess_length']
+        mask = (inputs['ids'] == image_pad) & (rows < prompt)
+        count = inputs['features'].shape[0] * inputs['features'].shape[1]
+        self._slot = (mask.to(torch.int64).cumsum(0) - 1).clamp(min=0, max=count - 1)
+        self._mask = mask[:, None]
+        self._features = inputs['features'].flatten(0, 1)
+        self._deepstack = inputs['deepstack'].flatten(1, 2)
+
+    def place(self, embedded: Tensor) -> Tensor:
+        """Return (S, H) with the features in the visual rows."""
+        return torch.where(self._mask, self._features.index_select(0, self._slot), embedded)
+
+    def add(self, x: Tensor, index: int) -> Tensor:
+        """Return x (1, S, H) with DeepStack features `index` added to the visual rows."""
+        wide = self._deepstack[index].index_select(0, self._slot)
+        return x + torch.where(self._mask, wide, torch.zeros((), dtype=wide.dtype))[None]
