@@ -72,11 +72,12 @@ def tuning_jobs(kinds: Sequence[str], rates: Sequence[float]) -> list[Job]:
 
 def variant_jobs(kind: str, rate: float, seeds: int) -> list[Job]:
     """
-    Return the other runs of a kind at its learning rate, seed by seed.
+    Return the other runs of a kind at its learning rate, seed by seed; larger K comes last.
 
     The first variant with seed 0 is not among them: tuning has run it.
     """
-    wanted = [(anchors, samples, seed) for seed in range(seeds) for anchors, samples in VARIANTS]
+    wanted = sorted(((anchors, samples, seed) for seed in range(seeds)
+                     for anchors, samples in VARIANTS), key=lambda variant: variant[1] > 5)
     return [Job(100 + i, kind, anchors, samples, seed, rate)
             for i, (anchors, samples, seed) in enumerate(wanted) if i]
 

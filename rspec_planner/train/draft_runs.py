@@ -76,8 +76,8 @@ _GROUPS: dict[str, list[tuple[str, dict[str, Any], str]]] = {
         ('dflash', {**_SHORT, 'random_masks': True}, 'random-masks'),
         ('dflash', {**_SHORT, 'soft_weight': 0.5}, 'soft'),
         ('dflash', {**_SHORT, 'confidence': 0.5}, 'length-weight'),
-        ('dflash', {**_SHORT, 'taps': '3'}, 'last-tap'),
-        ('dflash', {**_SHORT, 'taps': '0,1,2'}, 'lower-taps'),
+        ('dflash', {**_SHORT, 'taps': '2'}, 'last-tap'),  # of three layers
+        ('dflash', {**_SHORT, 'taps': '0,1'}, 'lower-taps'),
         ('dflash', {**_SHORT, 'extra_clips': MORE_CLIPS}, 'more-clips'),
         ('eagle3', {**_SHORT, 'unroll': 7}, 'unroll-7'),
         ('dflash', {**_WHOLE, 'context': 'text'}, 'text-only')],
