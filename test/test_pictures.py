@@ -23,12 +23,14 @@ from hypothesis import strategies as st
 import numpy as np
 import pytest
 
+from rspec_planner import drawing
 from rspec_planner.decode.stats import DecodeStats
 from rspec_planner.errors import InputError
-from rspec_planner.live import drawing, pictures
-from rspec_planner.live.pictures import contact_sheet, draw_frame, Extras, split_reasoning
-from rspec_planner.live.projection import densify, ground_view, project, ribbon_edges
+from rspec_planner.live import pictures
+from rspec_planner.live.pictures import contact_sheet, draw_frame, Extras
+from rspec_planner.overlay import split_reasoning
 from rspec_planner.planner.plan import Plan, PLAN_POINTS, Reasoning, StageTimes, Verdict
+from rspec_planner.projection import densify, ground_view, project, ribbon_edges
 from rspec_planner.world.rig import Rig
 
 RIG = Rig()

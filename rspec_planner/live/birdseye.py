@@ -23,9 +23,9 @@ from __future__ import annotations
 import cv2
 import numpy as np
 
-from rspec_planner.live import drawing as d
-from rspec_planner.live.projection import CameraRig, densify, ground_view, ribbon_edges
+from rspec_planner import drawing as d
 from rspec_planner.planner.plan import Plan
+from rspec_planner.projection import CameraRig, densify, ground_view, ribbon_edges
 
 Box = tuple[int, int, int, int]
 

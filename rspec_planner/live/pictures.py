@@ -28,16 +28,15 @@ from pathlib import Path
 import cv2
 import numpy as np
 
+from rspec_planner import drawing as d
 from rspec_planner.errors import InputError
-from rspec_planner.live import drawing as d
 from rspec_planner.live.birdseye import draw_birdseye
-from rspec_planner.live.projection import CameraRig, densify, NEAR_M, project, ribbon_edges
+from rspec_planner.overlay import draw_trajectory, reasoning_runs, TOP_SPEED_MPS
 from rspec_planner.planner.plan import Plan
+from rspec_planner.projection import CameraRig
 
 WIDTH, HEIGHT = 1600, 900
 MAIN_CAMERA = 'front_wide'
-EGO_WIDTH_M = 1.9
-TOP_SPEED_MPS = 15.0  # the cool end of the speed colours
 STAGES = (('encode', (96, 165, 250)), ('prefill', (167, 139, 250)), ('decode', (255, 190, 70)),
           ('action', (74, 222, 128)))
 OTHER_STAGES = (120, 130, 150)
@@ -60,14 +59,6 @@ class Extras:
     history: np.ndarray | None = None  # (n, 2) ego-frame positions before t0, metres
     agents: np.ndarray | None = None  # (n, 5) x, y, yaw, length, width in the ego frame at t0
     notes: tuple[str, ...] = field(default_factory=tuple)  # short remarks for the header
-
-
-def split_reasoning(text: str) -> tuple[str, str, str]:
-    """Split a CoC, `opener, decision because cause.`, into its three parts."""
-    head, comma, rest = text.partition(',')
-    opener, rest = (head + comma, rest) if comma else ('', text)
-    decision, because, cause = rest.partition(' because ')
-    return opener.strip(), decision.strip(), f'because {cause}'.strip() if because else ''
 
 
 def draw_frame(images: np.ndarray, plan: Plan, rig: CameraRig,
@@ -123,50 +114,6 @@ def contact_sheet(pictures: Sequence[np.ndarray], columns: int = 3,
     return sheet
 
 
-def draw_trajectory(view: np.ndarray, plan: Plan, rig: CameraRig, name: str,
-                    scale: float) -> None:
-    """Lay the plan as a speed-coloured band on the ground of a camera view, in place."""
-    path, speeds = densify(plan.poses[:, :2], plan.speeds, 0.4)
-    if len(path) < 2:
-        return
-    left, right = ribbon_edges(path, EGO_WIDTH_M)
-    (left_px, left_z), (right_px, right_z) = (project(p, rig, name) for p in (left, right))
-    shown = (left_z > NEAR_M) & (right_z > NEAR_M)
-    # 1/16 pixel fixed point keeps far, thin slices smooth
-    edges = [np.round(np.clip((p + 0.5) * scale - 0.5, -8000, 8000) * 16).astype(np.int32)
-             for p in (left_px, right_px)]
-    overlay, mask = view.copy(), np.zeros(view.shape[:2], np.uint8)
-    # far slices first, so that a bend never paints the far road over the near one
-    for i in range(len(path) - 2, -1, -1):
-        if not (shown[i] and shown[i + 1]):
-            continue
-        quad = np.stack([edges[0][i], edges[0][i + 1], edges[1][i + 1], edges[1][i]])
-        cv2.fillConvexPoly(overlay, quad, d.speed_colour(speeds[i], TOP_SPEED_MPS), cv2.LINE_8, 4)
-        cv2.fillConvexPoly(mask, quad, 150, cv2.LINE_8, 4)
-    d.blend(view, overlay, cv2.GaussianBlur(mask, (3, 3), 0))
-    _outline(view, edges, shown, 2 if view.shape[1] > 600 else 1)
-    _stop_bar(view, edges, shown, speeds)
-
-
-def _outline(view: np.ndarray, edges: list[np.ndarray], shown: np.ndarray,
-             thickness: int) -> None:
-    """Draw the band's edges, as far as the band is wider than its outline."""
-    width = np.abs(edges[0] - edges[1]).sum(-1) / 16.0
-    for edge in edges:
-        line = edge[shown & (width > 4 * thickness)]
-        if len(line) > 1:
-            cv2.polylines(view, [line], False, (250, 252, 255), thickness, cv2.LINE_AA, 4)
-
-
-def _stop_bar(view: np.ndarray, edges: list[np.ndarray], shown: np.ndarray,
-              speeds: np.ndarray) -> None:
-    """Close the band with a red bar where the plan comes to rest."""
-    if speeds[-1] < 0.5 and shown[-1]:
-        for colour, thickness in (((255, 255, 255), 8), (d.ALARM, 5)):
-            cv2.polylines(view, [np.stack([edges[0][-1], edges[1][-1]])], False, colour,
-                          thickness, cv2.LINE_AA, 4)
-
-
 def _small_boxes(count: int) -> list[tuple[int, int, int, int]]:
     """Return the boxes of the smaller cameras, side by side below the main one."""
     width = (MAIN[2] - MAIN[0] - GAP * (count - 1)) // max(count, 1)
@@ -215,9 +162,7 @@ def _header(canvas: np.ndarray, plan: Plan, extras: Extras) -> None:
 def _reasoning(canvas: np.ndarray, plan: Plan, extras: Extras) -> None:
     """Write the CoC large, decision and cause accented, at most two lines."""
     d.rounded_panel(canvas, REASONING)
-    opener, decision, cause = split_reasoning(plan.reasoning.text or 'no reasoning')
-    runs = [(opener.capitalize(), d.MUTED, d.REGULAR), (decision, d.ACCENT, d.BOLD),
-            (cause, d.CAUSE, d.REGULAR)]
+    runs = reasoning_runs(plan.reasoning.text)
     left, top, right, bottom = REASONING
     room = bottom - top - (22 if extras.ground_truth else 0)
     for size in (31, 28, 25, 22, 19, 16):
