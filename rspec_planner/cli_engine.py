@@ -129,7 +129,9 @@ def _export_if_stale(folder: Path, checkpoint: str, draft: str, precision: str,
     if (folder / STAGES_NAME).is_file():
         found = read_stages(folder)
         complete = {stage.name for stage in found.stages} >= set(wanted)
-        if complete and (found.precision, found.checkpoints) == (precision, source_digests(checkpoint, draft)):
+        same = (found.precision, found.checkpoints) == (precision,
+                                                        source_digests(checkpoint, draft))
+        if complete and same:
             return
     source = read_source(checkpoint, precision, draft)
     with share('exporting') as show:

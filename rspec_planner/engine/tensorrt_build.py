@@ -81,9 +81,10 @@ def build_engine(library: Library, onnx_path: str | Path, targets: tuple[str, ..
     if plan is None:
         raise EngineError(f'{onnx_path}: {library.flavour.name} builds no engine for compute '
                           f'capability {", ".join(targets)}: {library.log.errors()}')
+    warnings = tuple(text for severity, text in library.log.messages if severity == 'WARNING')
+    network.refuse_unused(warnings)
     if timing_cache and _has_timing_cache(library):
         write_atomically(timing_cache, memoryview(config.get_timing_cache().serialize()))
-    warnings = tuple(text for severity, text in library.log.messages if severity == 'WARNING')
     return BuiltEngine(memoryview(plan), network.ports(), graph.aliases, flags, warnings,
                        time.perf_counter() - started, peak[0] // MIB if peak else 0)
 

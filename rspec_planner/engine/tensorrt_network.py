@@ -14,14 +14,15 @@
 """
 From an ONNX file to a TensorRT network: what the parser refuses, and what it must not drop.
 
-The parser ignores some attributes without an error: measured with TensorRT-RTX 1.7.1, the only
-trace of a dropped input is the warning "Unused Input". So any warning but one is an error here,
-and the layers that stand for attention, cache update and rotary embedding are counted.
+The parser ignores some inputs and attributes without an error: measured with TensorRT-RTX 1.7.1,
+the only trace of a dropped input is the builder's warning "Unused Input". So that one and all
+but one of the parser's are errors here, and the layers that stand for attention, cache update
+and rotary embedding are counted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 import re
@@ -33,6 +34,8 @@ from rspec_planner.errors import EngineError
 
 #: every int64 input and output causes it; we bind int64 tensors
 _EXPECTED_WARNING = re.compile(r'Make sure (in|out)put \S+ has Int64 binding')
+#: the builder's word for an input that no layer reads
+_UNUSED = 'Unused Input'
 #: ONNX operator -> the fused layer that it must become
 _FUSED = {'Attention': 'ATTENTION_INPUT', 'TensorScatter': 'KV_CACHE_UPDATE',
           'RotaryEmbedding': 'ROTARY_EMBEDDING'}
@@ -141,6 +144,13 @@ class Network:
                    *(net.get_output(index) for index in range(net.num_outputs))]
         return tuple(Port(tensor.name, dtype_name(tensor.dtype), tuple(tensor.shape))
                      for tensor in tensors)
+
+    def refuse_unused(self, warnings: Sequence[str]) -> None:
+        """Raise EngineError when the builder found an input that nothing reads."""
+        for text in warnings:
+            if text.startswith(_UNUSED):
+                raise EngineError(f'{self.path}: "{text}": the parser dropped what reads it; '
+                                  'change the export')
 
     def _refuse_warnings(self) -> None:
         for severity, text in self.library.log.messages:
