@@ -84,6 +84,7 @@ def export_stage(stage: Stage, folder: Path) -> StageFile:
         _WeightsOutside(stage, tuple(weights)).eval(), (inputs, list(weights.values())), None,
         dynamo=True, opset_version=OPSET, custom_translation_table=translations(),
         input_names=names, output_names=list(outputs), verbose=False))
+    _separate(program.model.graph)
     path = folder / f'{stage.name}.onnx'
     program.save(path)
     given = {**inputs, **weights}
@@ -107,6 +108,16 @@ def _outputs(stage: Stage, inputs: Mapping[str, Tensor],
             for group in (inputs, weights)]
         found: dict[str, Tensor] = torch.func.functional_call(stage, fake[1], (fake[0],))
     return found
+
+
+def _separate(graph: Any) -> None:
+    """Rename inner values that carry the name of an input or output, such as `sin`."""
+    ports = [*graph.inputs, *graph.outputs]
+    taken = {port.name for port in ports}
+    for node in graph:
+        for value in node.outputs:
+            if value.name in taken and not any(value is port for port in ports):
+                value.name = f'{value.name}:inner'
 
 
 def _port(name: str, tensor: Tensor, **more: Any) -> Port:

@@ -150,7 +150,8 @@ class BlockStage(DraftStage):
         correction = cast('Dflash', self.draft).correction
         assert correction is not None
         before, rows, chosen = self._head_row(anchor), [], []
-        for row in logits.split(1):
+        for index in range(len(logits)):
+            row = logits[index:index + 1]
             state = correction.before.index_select(0, before)
             rows.append(row + nn.functional.linear(state, correction.after).float())
             before = rows[-1].argmax(-1)

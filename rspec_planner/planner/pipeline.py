@@ -84,6 +84,10 @@ class _Rollout:
     curvatures: Floats  # (N, 65)
 
 
+#: target, cache rows, samples, token budget and draft -> stages
+StageMaker = Callable[[Target, int, int, int, Draft | None], Stages]
+
+
 def torch_stages(target: Target, capacity: int, samples: int, budget: int,
                  draft: Draft | None = None) -> Stages:
     """Return PyTorch executors over one new KV cache of `capacity` rows."""
@@ -104,7 +108,8 @@ class Planner:
     def __init__(self, target: Target, tokenizer: Tokenizer, *, seed: int = 0,
                  num_samples: int = 1, flow_steps: int | None = None,
                  max_reasoning_tokens: int | None = None, use_vision_cache: bool = True,
-                 draft: Draft | None = None, reuse: bool = False) -> None:
+                 draft: Draft | None = None, reuse: bool = False,
+                 make_stages: StageMaker = torch_stages) -> None:
         """Without a draft decode autoregressively; `reuse` verifies the last text first."""
         self.profile: ProfileConfig = target.cfg
         self.precision = str(target.dtype).removeprefix('torch.')
@@ -119,7 +124,7 @@ class Planner:
                 + target.cfg.action_space.n_waypoints)
         rows += -rows % _CAPACITY_BUCKET
         self.draft_name = (draft.cfg.name or draft.cfg.label) if draft is not None else ''
-        self._stages = torch_stages(target, rows, samples, self._budget, draft)
+        self._stages = make_stages(target, rows, samples, self._budget, draft)
         self._reuse = reuse
         self._last_ids: tuple[int, ...] = ()
         self._cache = VisionCache() if use_vision_cache else None

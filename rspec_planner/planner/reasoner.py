@@ -79,7 +79,6 @@ class Reasoner:
                                          'see draft_taps; give both')
             width = draft.cfg.block
             self.draft = draft_executor(draft, target, self.state.tokens, taps, positions)
-        self._width = width
         self.verify: Executor = verify_executor(target, cache, width, taps)
 
     def reason(self, prompt: Prompt, prefill: Executor, guess: Sequence[int] = ()
@@ -101,4 +100,5 @@ class Reasoner:
                        follow=self._follow)
         generated = state.generated
         length, forwards = close(self.verify, state, tokens.traj_future_start)
-        return generated, replace(stats, closing_forwards=forwards, block=self._width), length
+        block = len(self.verify.inputs['ids'])
+        return generated, replace(stats, closing_forwards=forwards, block=block), length
