@@ -24,6 +24,9 @@ from collections.abc import Sequence
 
 from rclpy.node import Node
 
+#: what rmw says of a publisher whose node is not discovered yet, or has just gone
+_UNKNOWN = '_NODE_NAME_UNKNOWN_'
+
 
 def rivals(node: Node, outputs: Sequence[str]) -> list[str]:
     """Return one line for each conflict; `outputs` are full names of topics of this node."""
@@ -37,7 +40,8 @@ def rivals(node: Node, outputs: Sequence[str]) -> list[str]:
                      'graph for 20 s)')
     for topic in outputs:
         others = sorted({f'{info.node_namespace.rstrip("/")}/{info.node_name}'
-                         for info in node.get_publishers_info_by_topic(topic)} - {own})
+                         for info in node.get_publishers_info_by_topic(topic)
+                         if info.node_name != _UNKNOWN} - {own})
         if others:
             found.append(f'{", ".join(others)} also publishes {topic}, so two plans mix there; '
                          'end it or remap one of the two')

@@ -57,7 +57,9 @@ from rspec_planner.errors import ConfigurationError, RspecError
 from rspec_planner.graph import rivals
 from rspec_planner.inputs import InputWatch
 from rspec_planner.loading import engine_values, load_live_planner, memory_values, warm_up
-from rspec_planner.outputs import check_message_set, Outputs, quiet_events
+from rspec_planner.message_sets import load_message_set
+from rspec_planner.outputs import Outputs, quiet_events
+from rspec_planner.overlay_publisher import OverlayPublisher
 from rspec_planner.parameter_handler import ParameterHandler
 from rspec_planner.parameters import NODE_NAME, NodeParameters
 from rspec_planner.planner.buffers import ObservationBuffer, SelectionLimits
@@ -186,10 +188,7 @@ class RspecPlanner(LifecycleNode):
 
     def close(self) -> None:
         """End the worker and take the node off the graph; safe in any state."""
-        if self._made is not None:
-            self._made.inputs.enabled = False
-            self._made.cycle.invalidate()
-        self._worker.stop(_STOP_S)
+        self._discard()
         self._jump.unregister()
         self.destroy_node()
         # rclpy leaves the state machine, whose handle keeps the node on the graph (rclpy 9.1.2).
@@ -197,7 +196,7 @@ class RspecPlanner(LifecycleNode):
 
     def _configure(self, config: NodeParameters) -> _Configured:
         """Build everything that the parameters decide; raises RspecError with the remedy."""
-        check_message_set(config.output.message_set)
+        load_message_set(config.output.message_set)  # refuses before the model is loaded
         self._set_engine(EngineFacts('loading', config.model.checkpoint))
         self._worker.start()
         started = time.perf_counter()
@@ -220,10 +219,11 @@ class RspecPlanner(LifecycleNode):
         buffer = ObservationBuffer(planner.profile, SelectionLimits(
             image_tolerance_ms=config.sync.image_tolerance_ms,
             odometry_max_gap_ms=config.sync.odometry_max_gap_ms))
-        outputs = Outputs(self, config)
-        cycle = PlanningCycle(planner, buffer, self._watch, self._now_ns, outputs.publish_plan)
         inputs = InputSubscriptions(self, buffer, self._watch, self._trigger, self._reset)
         anchor = cameras.names[config.cameras.ids.index(config.sync.anchor_camera)]
+        outputs = Outputs(self, config, OverlayPublisher(
+            self, lambda t0_ns: buffer.frame_at(anchor, t0_ns), lambda: inputs.view(anchor)))
+        cycle = PlanningCycle(planner, buffer, self._watch, self._now_ns, outputs.publish_plan)
         inputs.create(config.cameras, cameras.names, anchor)
         streams = tuple(f'image{index}' for index in range(len(cameras.names)))
         return _Configured(planner, buffer, inputs, outputs, cycle, streams)
@@ -279,8 +279,8 @@ class RspecPlanner(LifecycleNode):
         made, config = self._made, self._config
         if made is None or config is None or not made.inputs.enabled:
             return
-        oldest_ns = t0_ns - round(config.sync.image_tolerance_ms * 1e6)
-        result = made.cycle.run(t0_ns, config, dict.fromkeys(made.camera_streams, oldest_ns))
+        awaited = made.buffer.awaited_stamps(t0_ns).values()
+        result = made.cycle.run(t0_ns, config, dict(zip(made.camera_streams, awaited)))
         if made.inputs.enabled:
             made.outputs.publish_times(result)
             self._note(result)
@@ -359,7 +359,7 @@ class RspecPlanner(LifecycleNode):
         return InputFacts(
             self._now_ns(), self._watch.states(), made.inputs.enabled, made.inputs.publishers(),
             made.inputs.faults, made.inputs.notes, made.last, dict(made.statistics.skipped),
-            self._last_reset)
+            self._last_reset, made.inputs.counts)
 
     def _plan_facts(self, made: _Configured) -> PlanFacts:
         silence = None if made.published_s is None else time.monotonic() - made.published_s
