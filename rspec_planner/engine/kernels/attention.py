@@ -1,0 +1,211 @@
+# Copyright 2026 rspec_planner authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+# mypy: disable-error-code="no-untyped-def,untyped-decorator,no-any-return,misc"
+"""
+Attention of 1 to 64 rows over a static cache whose length lies in device memory.
+
+The cache is cut into chunks of fixed size (split-KV), one program per chunk and KV head; the
+query heads of a group are rows of one tile, so that keys and values are read once. A second
+kernel joins the chunks by their log-sum-exp. Where a chunk ends does not depend on the length or
+on the number of rows, so a row's bits are the same whether it comes alone or in a block.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+import triton
+import triton.language as tl
+
+from rspec_planner.engine.kernels.launch import options
+
+CHUNK = 128
+TILE = 64
+_LOG2E = 1.4426950408889634
+
+
+@triton.jit
+def _rotate(qkv, q_norm, k_norm, cos, sin, slot, angle, q, keys, values, eps,
+            sample_stride, row_stride, kv_sample, kv_head,
+            W: tl.constexpr, HEADS: tl.constexpr, KV: tl.constexpr, HB: tl.constexpr,
+            D: tl.constexpr, PDL: tl.constexpr):
+    row, block, sample = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    HALF: tl.constexpr = D // 2
+    heads = tl.arange(0, HB)
+    low = heads[:, None] * D + tl.arange(0, HALF)[None, :]
+    ok = (heads < KV)[:, None]
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    source = (qkv + sample.to(tl.int64) * sample_stride + row.to(tl.int64) * row_stride
+              + block * KV * D + low)
+    x = tl.load(source, mask=ok, other=0.0).to(tl.float32)
+    y = tl.load(source + HALF, mask=ok, other=0.0).to(tl.float32)
+    there = (sample.to(tl.int64) * kv_sample + heads.to(tl.int64)[:, None] * kv_head
+             + (tl.load(slot) + row) * D + tl.arange(0, HALF)[None, :])
+    if block == (HEADS // KV) + 1:
+        tl.store(values + there, x.to(values.dtype.element_ty), mask=ok)
+        tl.store(values + there + HALF, y.to(values.dtype.element_ty), mask=ok)
+    else:
+        turn = tl.maximum(tl.load(angle) + row, 0) * HALF + tl.arange(0, HALF)
+        c, s = tl.load(cos + turn)[None, :], tl.load(sin + turn)[None, :]
+        root = tl.rsqrt((tl.sum(x * x, 1) + tl.sum(y * y, 1)) / D + eps)[:, None]
+        if block < HEADS // KV:
+            norm = q_norm
+        else:
+            norm = k_norm
+        x *= root * tl.load(norm + tl.arange(0, HALF)).to(tl.float32)[None, :]
+        y *= root * tl.load(norm + HALF + tl.arange(0, HALF)).to(tl.float32)[None, :]
+        if block < HEADS // KV:
+            to = q + ((sample.to(tl.int64) * W + row) * HEADS + block * KV) * D + low
+            tl.store(to, (x * c - y * s).to(q.dtype.element_ty), mask=ok)
+            tl.store(to + HALF, (y * c + x * s).to(q.dtype.element_ty), mask=ok)
+        else:
+            tl.store(keys + there, (x * c - y * s).to(keys.dtype.element_ty), mask=ok)
+            tl.store(keys + there + HALF, (y * c + x * s).to(keys.dtype.element_ty), mask=ok)
+
+
+def rotate(qkv: Tensor, norms: tuple[Tensor, Tensor], tables: tuple[Tensor, Tensor],
+           slot: Tensor, angle: Tensor, q: Tensor | None, keys: Tensor, values: Tensor,
+           eps: float) -> None:
+    """Norm and turn queries and keys, store keys and values, see `reference.rotate`."""
+    samples, rows, heads, dim = qkv.shape
+    kv = keys.shape[1]
+    _rotate[(rows, heads // kv, samples)](
+        qkv, norms[0], norms[1], tables[0], tables[1], slot, angle, qkv if q is None else q,
+        keys, values, eps, qkv.stride(0), qkv.stride(1), keys.stride(0), keys.stride(1),
+        W=rows, HEADS=heads - 2 * kv, KV=kv, HB=triton.next_power_of_2(kv), D=dim, num_warps=4,
+        **options())
+
+
+@triton.jit
+def _scan(query, k_base, v_base, first, last, low, limit, scale, R: tl.constexpr,
+          D: tl.constexpr, BN: tl.constexpr):
+    """Return peak, weight and unnormalised result of rows first .. last - 1 of one head."""
+    dims = tl.arange(0, D)
+    high = tl.full((R,), float('-inf'), tl.float32)
+    weight = tl.zeros((R,), tl.float32)
+    acc = tl.zeros((R, D), tl.float32)
+    for at in range(first, last, BN):
+        n = at + tl.arange(0, BN)
+        spot, ok = n.to(tl.int64)[:, None] * D + dims[None, :], (n < last)[:, None]
+        k = tl.load(k_base + spot, mask=ok, other=0.0)
+        score = tl.dot(query, tl.trans(k), input_precision='ieee') * scale
+        seen = (n[None, :] < limit[:, None]) & (n >= low)[None, :]
+        score = tl.where(seen, score, float('-inf'))
+        top = tl.maximum(high, tl.max(score, 1))
+        safe = tl.where(top == float('-inf'), 0.0, top)
+        p, fade = tl.exp2(score - safe[:, None]), tl.exp2(high - safe)
+        weight = weight * fade + tl.sum(p, 1)
+        v = tl.load(v_base + spot, mask=ok, other=0.0)
+        acc = tl.dot(p.to(v.dtype), v, acc * fade[:, None], input_precision='ieee')
+        high = top
+    return high, weight, acc
+
+
+@triton.jit
+def _chunk(q, keys, values, own_keys, own_values, start, own_low, mixed, peak, total, scale,
+           cache_head, own_sample, own_head,
+           W: tl.constexpr, HEADS: tl.constexpr, KV: tl.constexpr, D: tl.constexpr,
+           R: tl.constexpr, BN: tl.constexpr, SIZE: tl.constexpr, CHUNKS: tl.constexpr,
+           OWN: tl.constexpr, CAUSAL: tl.constexpr, PDL: tl.constexpr):
+    head, chunk, sample = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    G: tl.constexpr = HEADS // KV
+    rows, dims = tl.arange(0, R), tl.arange(0, D)
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    place = (sample * W + rows // G) * HEADS + head * G + rows % G
+    query = tl.load(q + place[:, None] * D + dims[None, :], mask=(rows < W * G)[:, None],
+                    other=0.0)
+    begin = tl.load(start).to(tl.int32)
+    if chunk < CHUNKS:
+        k_base = keys + head.to(tl.int64) * cache_head
+        v_base = values + head.to(tl.int64) * cache_head
+        first, low = chunk * SIZE, 0
+        limit = tl.zeros((R,), tl.int32) + begin
+        last = tl.minimum(first + SIZE, begin)
+        if CAUSAL:
+            limit += rows // G + 1
+            last = tl.minimum(first + SIZE, begin + W)
+    else:
+        k_base = own_keys + sample.to(tl.int64) * own_sample + head.to(tl.int64) * own_head
+        v_base = own_values + sample.to(tl.int64) * own_sample + head.to(tl.int64) * own_head
+        first, low, last = 0, tl.load(own_low).to(tl.int32), OWN
+        limit = tl.zeros((R,), tl.int32) + OWN
+    high, weight, acc = _scan(query, k_base, v_base, first, last, low, limit, scale, R, D, BN)
+    part = ((sample * (CHUNKS + (OWN > 0)) + chunk) * KV + head) * R
+    tl.store(peak + part + rows, high)
+    if first < last:
+        tl.store(total + part + rows, weight)
+        tl.store(mixed + (part + rows)[:, None] * D + dims[None, :], acc)
+
+
+@triton.jit
+def _join(mixed, peak, total, out, PARTS: tl.constexpr, PP: tl.constexpr, W: tl.constexpr,
+          HEADS: tl.constexpr, KV: tl.constexpr, D: tl.constexpr, R: tl.constexpr,
+          PDL: tl.constexpr):
+    row, head, sample = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    G: tl.constexpr = HEADS // KV
+    parts, dims = tl.arange(0, PP), tl.arange(0, D)
+    place = ((sample * PARTS + parts) * KV + head) * R + row
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    high = tl.load(peak + place, mask=parts < PARTS, other=float('-inf'))
+    used = high > float('-inf')
+    factor = tl.where(used, tl.exp2(high - tl.max(high, 0)), 0.0)
+    weight = tl.sum(factor * tl.load(total + place, mask=used, other=0.0), 0)
+    acc = tl.load(mixed + place[:, None] * D + dims[None, :], mask=used[:, None], other=0.0)
+    result = tl.sum(acc * factor[:, None], 0) / weight
+    to = ((sample * W + row // G) * HEADS + head * G + row % G) * D
+    tl.store(out + to + dims, result.to(out.dtype.element_ty))
+
+
+_PARTS: dict[torch.device, tuple[Tensor, Tensor, Tensor]] = {}
+
+
+def _scratch(device: torch.device, rows: int, dim: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return room for the chunks' results; grown in warm-up, so that a capture finds it."""
+    held = _PARTS.get(device)
+    if held is None or len(held[1]) < rows or held[0].shape[0] < rows * dim:
+        sizes = (rows * max(dim, 128), rows, rows)
+        held = _PARTS[device] = (torch.empty(sizes[0], device=device),
+                                 torch.empty(sizes[1], device=device),
+                                 torch.empty(sizes[2], device=device))
+    return held
+
+
+def attend(q: Tensor, out: Tensor, *, start: Tensor, cache: tuple[Tensor, Tensor] | None = None,
+           own: tuple[Tensor, Tensor] | None = None, causal: bool = True,
+           own_low: Tensor | None = None) -> None:
+    """Fill out (Z * W, heads * d), see `reference.attend`; up to 64 rows, heads * W per group."""
+    samples, rows, heads, dim = q.shape
+    k, v = cache if cache is not None else (q, q)
+    own_k, own_v = own if own is not None else (q, q)
+    kv = k.shape[0] if cache is not None else own_k.shape[1]
+    chunks = triton.cdiv(k.shape[1], CHUNK) if cache is not None else 0
+    parts, owned = chunks + (own is not None), own_k.shape[2] if own is not None else 0
+    tile = max(16, triton.next_power_of_2(rows * heads // kv))
+    mixed, peak, total = _scratch(q.device, samples * parts * kv * tile, dim)
+    shape = {'W': rows, 'HEADS': heads, 'KV': kv, 'D': dim, 'R': tile}
+    _chunk[(kv, parts, samples)](
+        q, k, v, own_k, own_v, start, start if own_low is None else own_low, mixed, peak, total,
+        dim ** -0.5 * _LOG2E, k.stride(0), own_k.stride(0), own_k.stride(1), **shape, BN=TILE,
+        SIZE=CHUNK, CHUNKS=chunks, OWN=owned, CAUSAL=causal, num_warps=8 if tile > 64 else 4,
+        num_stages=2,
+        **options())
+    _join[(rows * heads // kv, kv, samples)](
+        mixed, peak, total, out, PARTS=parts, PP=triton.next_power_of_2(parts), **shape,
+        num_warps=4, **options())

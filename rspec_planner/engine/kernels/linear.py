@@ -1,0 +1,200 @@
+# Copyright 2026 rspec_planner authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+# mypy: disable-error-code="no-untyped-def,untyped-decorator,no-any-return,misc"
+"""
+Matrix products of 1 to 128 rows, whose time is that of reading the weights once.
+
+A program owns BN columns and walks through K, or through one of SPLIT parts of it; the last one
+to arrive adds the parts up in a fixed order, so that the result never depends on who came last.
+The RMSNorm in front rides along: its weight is applied while loading, its 1 / rms at the end.
+All widths up to 16 rows run the same tile, so that a row's bits do not depend on its neighbours.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+import triton
+import triton.language as tl
+
+from rspec_planner.engine.kernels.launch import options
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a product is cut: columns and depth of a tile, parts of K, pipeline depth, warps."""
+
+    bn: int
+    bk: int = 128
+    split: int = 1
+    stages: int = 4
+    warps: int = 4
+
+
+#: (columns, K, row tile, gated) -> plan, filled by `tune`; elsewhere `default_plan` decides
+PLANS: dict[tuple[int, int, int, bool], Plan] = {}
+MAX_SPLIT = 8
+#: columns of the widest product that may be split, and so the size of the scratch
+_SPLIT_COLUMNS = 16_384
+
+
+class Scratch:
+    """Partial sums and arrival counters; one per stream, since products follow one another."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.parts = torch.empty(MAX_SPLIT * 128 * _SPLIT_COLUMNS, device=device)
+        self.squares = torch.empty(MAX_SPLIT * 128 * _SPLIT_COLUMNS // 16, device=device)
+        self.counters = torch.zeros(_SPLIT_COLUMNS, dtype=torch.int32, device=device)
+
+
+_SCRATCH: dict[torch.device, Scratch] = {}
+
+
+def scratch(device: torch.device) -> Scratch:
+    """Return the scratch of a device; made before any capture, because warm-up runs first."""
+    if device not in _SCRATCH:
+        _SCRATCH[device] = Scratch(device)
+    return _SCRATCH[device]
+
+
+def row_tile(rows: int) -> int:
+    """Return BM for a number of rows: a power of two, 16 or more, as matrix units want it."""
+    return max(16, triton.next_power_of_2(rows))
+
+
+def default_plan(columns: int, depth: int, bm: int, gated: bool) -> Plan:
+    """Return a plan that gives every multiprocessor of a large GPU one or two programs."""
+    bn = 64 if columns >= 64 * 128 else 32
+    if bm >= 64:
+        bn = 64
+    if gated:
+        bn = max(16, bn // 2)
+    split = 1
+    while (split < MAX_SPLIT and columns <= _SPLIT_COLUMNS and not gated
+           and triton.cdiv(columns, bn) * split * 2 <= 264 and depth // (2 * split) >= 512):
+        split *= 2
+    return Plan(bn, bk=64 if bm >= 64 or depth % 128 else 128, split=split)
+
+
+@triton.jit
+def _walk(x, weight, norm, x_stride, rows, cols, first, last,
+          M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+          BK: tl.constexpr, NORM: tl.constexpr, GATED: tl.constexpr):
+    """Return the products of depth tiles first .. last - 1 and the sums of squares of x."""
+    FULL: tl.constexpr = K % BK == 0 and N % BN == 0
+    row_ok, col_ok = (rows < M)[:, None], (cols < N)[:, None]
+    acc, up = tl.zeros((BM, BN), tl.float32), tl.zeros((BM, BN), tl.float32)
+    square = tl.zeros((BM,), tl.float32)
+    for step in range(first, last):
+        k = step * BK + tl.arange(0, BK)
+        spot = weight + cols.to(tl.int64)[:, None] * K + k[None, :]
+        k_ok = (k < K)[None, :]
+        if FULL:
+            w = tl.load(spot)
+            a = tl.load(x + rows[:, None] * x_stride + k[None, :], mask=row_ok, other=0.0)
+        else:
+            w = tl.load(spot, mask=col_ok & k_ok, other=0.0)
+            a = tl.load(x + rows[:, None] * x_stride + k[None, :], mask=row_ok & k_ok, other=0.0)
+        if NORM:
+            wide = a.to(tl.float32)
+            square += tl.sum(wide * wide, 1)
+            factor = tl.load(norm + k, mask=k < K, other=0.0).to(tl.float32)
+            a = (wide * factor[None, :]).to(x.dtype.element_ty)
+        acc = tl.dot(a, tl.trans(w.to(a.dtype)), acc, input_precision='ieee')
+        if GATED:
+            if FULL:
+                w = tl.load(spot + N * K)
+            else:
+                w = tl.load(spot + N * K, mask=col_ok & k_ok, other=0.0)
+            up = tl.dot(a, tl.trans(w.to(a.dtype)), up, input_precision='ieee')
+    return acc, up, square
+
+
+@triton.jit
+def _merge(acc, square, parts, squares, counters, tile, part, rows, cols,
+           N: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, SPLIT: tl.constexpr):
+    """Hand in one part; return whether it was the last, and then the sums of all parts."""
+    ok = (cols < N)[None, :]
+    spot, side = rows[:, None] * N + cols[None, :], tile * SPLIT * BM + rows
+    tl.store(parts + part * BM * N + spot, acc, mask=ok)
+    tl.store(squares + part * BM + side, square)
+    tl.debug_barrier()
+    mine = tl.atomic_add(counters + tile, 1) == SPLIT - 1
+    if mine:
+        acc, square = tl.zeros((BM, BN), tl.float32), tl.zeros((BM,), tl.float32)
+        for other in range(SPLIT):  # past the level-1 cache: others wrote these
+            acc += tl.load(parts + other * BM * N + spot, mask=ok, other=0.0,
+                           cache_modifier='.cg')
+            square += tl.load(squares + other * BM + side, cache_modifier='.cg')
+        tl.store(counters + tile, 0)
+    return mine, acc, square
+
+
+@triton.jit
+def _product(x, weight, scale, norm, residual, out, parts, squares, counters, eps,
+             x_stride, residual_stride, out_stride,
+             M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, BM: tl.constexpr,
+             BN: tl.constexpr, BK: tl.constexpr, SPLIT: tl.constexpr, NORM: tl.constexpr,
+             RESIDUAL: tl.constexpr, GATED: tl.constexpr, SCALED: tl.constexpr,
+             PDL: tl.constexpr):
+    tile, part = tl.program_id(0), tl.program_id(1)
+    rows, cols = tl.arange(0, BM), tile * BN + tl.arange(0, BN)
+    TILES: tl.constexpr = (K + BK - 1) // BK
+    PER: tl.constexpr = (TILES + SPLIT - 1) // SPLIT
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    acc, up, square = _walk(x, weight, norm, x_stride, rows, cols, part * PER,
+                            tl.minimum(part * PER + PER, TILES), M, N, K, BM, BN, BK, NORM,
+                            GATED)
+    mine = True
+    if SPLIT > 1:
+        mine, acc, square = _merge(acc, square, parts, squares, counters, tile, part, rows, cols,
+                                   N, BM, BN, SPLIT)
+    if mine:
+        ok = (rows < M)[:, None] & (cols < N)[None, :]
+        if NORM:
+            root = tl.rsqrt(square / K + eps)[:, None]
+            acc, up = acc * root, up * root
+        if SCALED:
+            acc *= tl.load(scale + cols, mask=cols < N, other=0.0)[None, :]
+        if GATED:
+            if SCALED:
+                up *= tl.load(scale + N + cols, mask=cols < N, other=0.0)[None, :]
+            acc = acc / (1.0 + tl.exp(-acc)) * up
+        if RESIDUAL:
+            acc += tl.load(residual + rows[:, None] * residual_stride + cols[None, :], mask=ok,
+                           other=0.0).to(tl.float32)
+        tl.store(out + rows[:, None] * out_stride + cols[None, :],
+                 acc.to(out.dtype.element_ty), mask=ok)
+
+
+def linear(x: Tensor, weight: Tensor, out: Tensor, *, norm: Tensor | None = None,
+           eps: float = 0.0, residual: Tensor | None = None, gated: bool = False,
+           scale: Tensor | None = None, plan: Plan | None = None) -> None:
+    """Fill out (M, N), see `reference.linear`; M up to 128."""
+    rows, depth = x.shape
+    columns, bm = out.shape[1], row_tile(rows)
+    plan = plan or PLANS.get((columns, depth, bm, gated)) or default_plan(columns, depth, bm,
+                                                                          gated)
+    held = scratch(x.device)
+    grid = (triton.cdiv(columns, plan.bn), plan.split)
+    _product[grid](
+        x, weight, scale, norm, residual, out, held.parts, held.squares, held.counters, eps,
+        x.stride(0), residual.stride(0) if residual is not None else 0, out.stride(0),
+        M=rows, N=columns, K=depth, BM=bm, BN=plan.bn, BK=plan.bk, SPLIT=plan.split,
+        NORM=norm is not None, RESIDUAL=residual is not None, GATED=gated,
+        SCALED=scale is not None, num_warps=plan.warps, num_stages=plan.stages, **options())
