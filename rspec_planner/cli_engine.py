@@ -106,8 +106,9 @@ def _engines(report: Any) -> Iterator[str]:
 def build(checkpoint: str, draft: str, precision: str, flavour: str, sms: str,
           stages: Sequence[str], rebuild: bool, out: Path | None) -> Mapping[str, Any]:
     """Build TensorRT engines, each with a manifest; graphs that are missing are exported first."""
+    from rspec_planner.engine.engine_manifest import ONNX_FOLDER
     from rspec_planner.engine.tensorrt_library import check_targets, load_library, present_sm
-    from rspec_planner.engine.tensorrt_set import build_set, ONNX_FOLDER
+    from rspec_planner.engine.tensorrt_set import build_set
     library = load_library(flavour)
     targets = check_targets(library.flavour, sms.split(','), precision, present_sm())
     folder = out or default_folder(Path(checkpoint).name, precision).parent

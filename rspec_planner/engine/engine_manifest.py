@@ -34,6 +34,8 @@ from rspec_planner.engine.tensorrt_library import FLAVOURS
 from rspec_planner.errors import EngineError
 
 SCHEMA = 1
+#: where the graphs and stages.json of a set folder lie; its engines lie above
+ONNX_FOLDER = 'onnx'
 #: how a plan file starts, and where its own size stands as a little-endian 64-bit number
 #: (read off plans of TensorRT-RTX 1.7.1); full TensorRT documents neither
 _RTX_MAGIC = b'vtrt'

@@ -16,15 +16,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from rspec_planner.engine.stages import Port
-from rspec_planner.engine.tensorrt_runtime import LoadedEngine
+from rspec_planner.engine.engine_manifest import ONNX_FOLDER
+from rspec_planner.engine.stages import Port, read_stages, StageFile, StageSet
+from rspec_planner.engine.tensorrt_library import Library
+from rspec_planner.engine.tensorrt_runtime import Gpu, load_engine, LoadedEngine
 from rspec_planner.errors import EngineError
 
-#: TensorRT wants its working memory and its tensors at multiples of this
+#: TensorRT wants its working memory at multiples of this
 ALIGNMENT_BYTES = 256
 
 
@@ -46,7 +49,7 @@ class TensorRTExecutor:
 
     @property
     def inputs(self) -> Mapping[str, Tensor]:
-        """Return the buffers that the caller fills in place."""
+        """Return the buffers that the caller fills in place; weights are not among them."""
         return self._inputs
 
     @property
@@ -78,20 +81,23 @@ class TensorRTExecutor:
         loaded.save_cache()
 
 
-def bind(loaded: LoadedEngine, buffers: Mapping[str, Tensor],
+def bind(loaded: LoadedEngine, given: Mapping[str, Tensor],
          scratch: Tensor) -> TensorRTExecutor:
     """
     Return an executor over these tensors, each bound by its address.
 
-    buffers: a tensor for every port of the manifest: data, weights, states; an output that
-    updates an input in place takes that input's buffer. scratch: uint8 working memory of
-    `scratch_bytes` or more; engines that run one after the other on one stream may share it.
+    given: all weights, and whatever else exists already, caches among it; other inputs and
+    outputs are made here. An output that updates an input in place takes that input's buffer.
+    scratch: uint8 working memory of `scratch_bytes` or more; engines that run one after the
+    other on one stream may share it.
     Raises EngineError for a tensor that is missing, surplus, of another dtype, shape or device,
     or not contiguous.
     """
     manifest, context = loaded.manifest, loaded.context
-    tensors = {port.name: _buffer(loaded, port, buffers) for port in manifest.ports}
-    surplus = sorted(set(buffers) - set(tensors))
+    tensors = {port.name: _tensor(loaded, port, given) for port in manifest.ports
+               if not port.alias}
+    tensors.update({port.name: tensors[port.alias] for port in manifest.outputs if port.alias})
+    surplus = sorted(set(given) - set(tensors))
     if surplus:
         raise EngineError(f'engine {manifest.stage} has no tensor {surplus[0]}, only '
                           f'{", ".join(tensors)}')
@@ -101,30 +107,27 @@ def bind(loaded: LoadedEngine, buffers: Mapping[str, Tensor],
         if not context.set_tensor_address(name, tensor.data_ptr()):
             raise EngineError(f'engine {manifest.stage} refuses the buffer of {name} '
                               f'({loaded.library.log.errors()})')
-    states = {port.alias for port in manifest.outputs if port.alias}
-    inputs = {port.name: tensors[port.name] for port in manifest.inputs
-              if port.weight is None and port.name not in states}
-    outputs = {port.name: tensors[port.name] for port in manifest.outputs if not port.alias}
+    inputs = {port.name: tensors[port.name] for port in manifest.inputs if port.weight is None}
+    outputs = {port.name: tensors[port.name] for port in manifest.outputs}
     return TensorRTExecutor(loaded, inputs, outputs, (*tensors.values(), scratch))
 
 
-def _buffer(loaded: LoadedEngine, port: Port, buffers: Mapping[str, Tensor]) -> Tensor:
-    """Return the tensor for a port; EngineError when it is not exactly of its kind."""
-    stage = loaded.manifest.stage
-    tensor = buffers.get(port.name, buffers.get(port.alias) if port.alias else None)
+def _tensor(loaded: LoadedEngine, port: Port, given: Mapping[str, Tensor]) -> Tensor:
+    """Return the tensor of a port, checked, or a new one of zeros."""
+    stage, device = loaded.manifest.stage, loaded.gpu.device
+    tensor = given.get(port.name)
     if tensor is None:
-        raise EngineError(f'engine {stage} has no buffer for {port.name}: give one of '
-                          f'{port.dtype}{list(port.shape)}')
+        if port.weight is not None:
+            raise EngineError(f'engine {stage} needs weight {port.weight.tensor} of the '
+                              f'{port.weight.checkpoint}: bind it')
+        return torch.zeros(port.shape, dtype=getattr(torch, port.dtype), device=device)
     found = (str(tensor.dtype).removeprefix('torch.'), tuple(tensor.shape))
     if found != (port.dtype, port.shape):
         raise EngineError(f'engine {stage}: {port.name} is {found[0]}{list(found[1])}, needed is '
                           f'{port.dtype}{list(port.shape)}')
-    if port.alias and tensor.data_ptr() != buffers[port.alias].data_ptr():
-        raise EngineError(f'engine {stage}: {port.name} is updated in place and must be the '
-                          f'buffer of {port.alias}')
-    if tensor.device != loaded.gpu.device or not tensor.is_contiguous():
-        raise EngineError(f'engine {stage}: {port.name} must be contiguous on '
-                          f'{loaded.gpu.device}, it is on {tensor.device}')
+    if tensor.device != device or not tensor.is_contiguous():
+        raise EngineError(f'engine {stage}: {port.name} must be contiguous on {device}, it is on '
+                          f'{tensor.device}')
     return tensor
 
 
@@ -134,3 +137,48 @@ def _check_scratch(loaded: LoadedEngine, scratch: Tensor) -> None:
         raise EngineError(f'engine {loaded.manifest.stage} works in {loaded.scratch_bytes} bytes '
                           f'on {loaded.gpu.device}, aligned to {ALIGNMENT_BYTES}; given are '
                           f'{scratch.nbytes} bytes on {scratch.device}')
+
+
+class EngineSet:
+    """The engines of one folder; `make` is what `graph_stages` takes."""
+
+    def __init__(self, stages: StageSet, engines: Mapping[str, LoadedEngine],
+                 scratch: Tensor) -> None:
+        self.stages = stages
+        self.engines = dict(engines)
+        self.executors: dict[str, TensorRTExecutor] = {}
+        self._scratch = scratch
+
+    def make(self, stage: StageFile, given: Mapping[str, Tensor]) -> TensorRTExecutor:
+        """Return the executor of a stage; all share one working memory and so one stream."""
+        self.executors[stage.name] = bind(self.engines[stage.name], given, self._scratch)
+        return self.executors[stage.name]
+
+    def prepare(self, stream: torch.cuda.Stream) -> None:
+        """Run every stage once and keep what was compiled: seconds to minutes at a first start."""
+        for executor in self.executors.values():
+            executor.prepare(stream)
+
+    def describe(self) -> dict[str, str]:
+        """Return what a diagnostic shows: flavour, version, precision, GPUs, hashes."""
+        manifests = [engine.manifest for engine in self.engines.values()]
+        first = manifests[0]
+        return {'engine_flavour': first.flavour, 'engine_version': first.version,
+                'engine_precision': first.precision, 'engine_sm': ','.join(first.targets),
+                'engine_kernels': ','.join(sorted({engine.cache_state for engine
+                                                   in self.engines.values()})),
+                **{f'engine_{one.stage}_sha256': one.sha256 for one in manifests}}
+
+
+def load_set(library: Library, gpu: Gpu, folder: str | Path,
+             checkpoints: Mapping[str, str]) -> EngineSet:
+    """
+    Return all engines of a set folder, each verified; EngineError for the first that does not fit.
+
+    checkpoints: 'target', 'draft' -> digest of the loaded weights.
+    """
+    stages = read_stages(Path(folder) / ONNX_FOLDER, verify=False)  # graphs are not read here
+    engines = {stage.name: load_engine(library, gpu, folder, stages, stage.name, checkpoints)
+               for stage in stages.stages}
+    size = max(engine.scratch_bytes for engine in engines.values())
+    return EngineSet(stages, engines, torch.empty(size, dtype=torch.uint8, device=gpu.device))

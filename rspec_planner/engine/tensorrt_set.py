@@ -36,6 +36,7 @@ from rspec_planner.engine.engine_manifest import (
     EngineManifest,
     list_manifests,
     manifest_path,
+    ONNX_FOLDER,
     read_engine,
     read_manifest,
     sha256_of,
@@ -47,8 +48,6 @@ from rspec_planner.engine.tensorrt_build import build_engine, BuiltEngine, Progr
 from rspec_planner.engine.tensorrt_library import check_targets, host_name, Library, present_sm
 from rspec_planner.errors import EngineError
 
-#: where the graphs of a set lie
-ONNX_FOLDER = 'onnx'
 #: shows a bar with a label while a stage is built
 Bar = Callable[[str], AbstractContextManager[Progress]]
 
