@@ -89,6 +89,7 @@ class InputFacts:
     last_result: CycleResult | None = None
     skipped: Mapping[str, int] = field(default_factory=dict)
     last_reset: str = ''
+    messages: Mapping[str, int] = field(default_factory=dict)  # dropped or odd ones, by reason
 
 
 def stream_fault(stream: StreamState, publishers: int) -> Fault | None:
@@ -140,6 +141,7 @@ def _selection_values(facts: InputFacts, skip: CycleResult | None) -> dict[str, 
         'skip_reason': skip.reason if skip is not None else '',
         'skipped_total': sum(facts.skipped.values()),
         **{f'skipped_{reason}': count for reason, count in sorted(facts.skipped.items())},
+        **{f'messages_{reason}': count for reason, count in sorted(facts.messages.items())},
         'last_reset': facts.last_reset,
     }
 

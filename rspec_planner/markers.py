@@ -28,7 +28,12 @@ from visualization_msgs.msg import Marker, MarkerArray
 
 from rspec_planner.parameters import VehicleParameters
 from rspec_planner.planner.plan import Plan
-from rspec_planner.ros_conversions import BASE_FRAME, make_header, published_poses
+from rspec_planner.ros_conversions import (
+    BASE_FRAME,
+    chosen_candidate,
+    make_header,
+    published_poses,
+)
 
 Floats = NDArray[np.float64]
 
@@ -56,12 +61,6 @@ def _marker(plan: Plan, frame: str, lifetime: Duration, namespace: str, kind: in
                     action=Marker.ADD, lifetime=lifetime, frame_locked=frame == BASE_FRAME)
     marker.pose.orientation.w = 1.0
     return marker
-
-
-def chosen_candidate(plan: Plan) -> int:
-    """Return the index of the candidate that is the plan, -1 when none is."""
-    same = [i for i, poses in enumerate(plan.candidates) if np.array_equal(poses, plan.poses)]
-    return same[0] if same else -1
 
 
 def _trajectories(plan: Plan, frame: str, lifetime: Duration) -> list[Marker]:

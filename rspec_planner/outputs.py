@@ -12,15 +12,14 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 """
-Publishers of the node: plans, reasoning, markers and times.
+Publishers of the node: plans, reasoning, candidates, pictures and times.
 
-`common` needs only the common message packages. `autoware` adds Autoware's own messages, which
-are imported here and nowhere else, when that set is asked for.
+The types of some topics depend on `output.message_set`, see message_sets.py; topics that cost
+time to fill are filled while somebody subscribes.
 """
 
 from __future__ import annotations
 
-import importlib
 import json
 from typing import Any
 
@@ -29,36 +28,18 @@ from rclpy.event_handler import PublisherEventCallbacks
 from rclpy.lifecycle import LifecycleNode
 from rclpy.qos import DurabilityPolicy, QoSProfile, ReliabilityPolicy
 from rclpy.qos_overriding_options import QoSOverridingOptions
-from std_msgs.msg import Float64, String
-from trajectory_msgs.msg import MultiDOFJointTrajectory
+from sensor_msgs.msg import PointCloud2
+from std_msgs.msg import String
 from visualization_msgs.msg import MarkerArray
 
 from rspec_planner.cycle import CycleResult
-from rspec_planner.errors import ConfigurationError
 from rspec_planner.markers import plan_markers
+from rspec_planner.message_sets import AutowareMessages, load_message_set
+from rspec_planner.overlay_publisher import OverlayPublisher
 from rspec_planner.parameters import NodeParameters
 from rspec_planner.planner.plan import Plan
 from rspec_planner.planner.timing import STAGES
-from rspec_planner.ros_conversions import plan_path, plan_trajectory
-
-AUTOWARE_PACKAGES = ('autoware_planning_msgs', 'autoware_internal_planning_msgs',
-                     'autoware_internal_debug_msgs')
-
-
-def check_message_set(message_set: str) -> None:
-    """Raise ConfigurationError that names what the message set needs and does not find."""
-    if message_set == 'common':
-        return
-    for package in AUTOWARE_PACKAGES:
-        try:
-            importlib.import_module(f'{package}.msg')
-        except ImportError:
-            raise ConfigurationError(
-                f"'output.message_set' is 'autoware' but the package '{package}' is not "
-                "installed; source an Autoware workspace or set it to 'common'") from None
-    raise ConfigurationError(
-        "'output.message_set' is 'autoware', which this version cannot publish yet; "
-        "set it to 'common'")
+from rspec_planner.ros_conversions import candidate_cloud, plan_path
 
 
 def output_qos() -> QoSProfile:
@@ -88,32 +69,48 @@ SPECULATION = ('iterations', 'mean_accepted_length', 'tokens_per_second', 'reuse
 
 
 class Outputs:
-    """All publishers of plans; created at configure, silent until the node is active."""
+    """
+    All publishers of plans; created at configure, silent until the node is active.
 
-    def __init__(self, node: LifecycleNode, parameters: NodeParameters) -> None:
+    Raises ConfigurationError when a package of the message set is not installed.
+    """
+
+    def __init__(self, node: LifecycleNode, parameters: NodeParameters,
+                 overlay: OverlayPublisher | None = None) -> None:
         self._node = node
         self.parameters = parameters
+        self._overlay = overlay
+        self._messages = load_message_set(parameters.output.message_set)
+        self._publishers: list[Any] = []
         self._path = self._create(Path, '~/output/path')
-        self._trajectory = self._create(MultiDOFJointTrajectory, '~/output/trajectory')
-        self._reasoning = self._create(String, '~/output/reasoning')
+        self._trajectory = self._create(self._messages.trajectory_type, '~/output/trajectory')
+        self._reasoning = self._create(self._messages.text_type, '~/output/reasoning')
         self._stamped = self._create(String, '~/output/reasoning_stamped')
         self._marker = self._create(MarkerArray, '~/debug/marker')
+        self._cloud = self._create(PointCloud2, '~/debug/candidates')
+        if isinstance(self._messages, AutowareMessages):
+            self._candidates = self._create(self._messages.candidates_type,
+                                            '~/output/trajectories')
+            # below the topic that subscribers of the trajectory know, wherever it is mapped to
+            self._published_time = self._create(
+                self._messages.published_time_type,
+                f'{node.resolve_topic_name("~/output/trajectory")}/debug/published_time')
         names = ['processing_time_ms', 'pipeline_latency_ms', 'cyclic_time_ms',
                  *(f'{stage}/processing_time_ms' for stage in STAGES),
                  *(f'speculation/{name}' for name in SPECULATION)]
-        self._numbers = {name: self._create(Float64, f'~/debug/{name}') for name in names}
+        self._numbers = {name: self._create(self._messages.number_type, f'~/debug/{name}')
+                         for name in names}
 
     def publish_plan(self, plan: Plan) -> None:
         """Publish a plan, new or repeated, under its own t0."""
-        frame = self.parameters.output.frame
+        frame, text = self.parameters.output.frame, plan.reasoning.text
+        self._trajectory.publish(self._messages.trajectory(plan, frame))
+        if isinstance(self._messages, AutowareMessages):
+            self._publish_autoware(self._messages, plan, frame)
         self._path.publish(plan_path(plan, frame))
-        self._trajectory.publish(plan_trajectory(plan, frame))
-        self._reasoning.publish(String(data=plan.reasoning.text))
-        self._stamped.publish(String(data=json.dumps(
-            {'t0_ns': plan.t0_ns, 'text': plan.reasoning.text})))
-        if self.parameters.debug.marker and self._marker.get_subscription_count() > 0:
-            self._marker.publish(plan_markers(plan, frame, 1 / self.parameters.planning.rate_hz,
-                                              self.parameters.vehicle))
+        self._reasoning.publish(self._messages.text(plan.t0_ns, text))
+        self._stamped.publish(String(data=json.dumps({'t0_ns': plan.t0_ns, 'text': text})))
+        self._publish_debug(plan, frame)
 
     def publish_times(self, result: CycleResult) -> None:
         """Publish the times of a finished cycle that has a new plan."""
@@ -132,17 +129,40 @@ class Outputs:
 
     def destroy(self) -> None:
         """Take the publishers off the graph, for cleanup."""
-        for publisher in (self._path, self._trajectory, self._reasoning, self._stamped,
-                          self._marker, *self._numbers.values()):
+        if self._overlay is not None:
+            self._overlay.destroy()
+        for publisher in self._publishers:
             self._node.destroy_lifecycle_publisher(publisher)
 
+    def _publish_autoware(self, messages: AutowareMessages, plan: Plan, frame: str) -> None:
+        """Publish what only Autoware has, right behind the trajectory."""
+        if self._published_time.get_subscription_count() > 0:
+            self._published_time.publish(messages.published_time(plan, frame, self._now_ns()))
+        self._candidates.publish(messages.candidates(plan, frame))
+
+    def _publish_debug(self, plan: Plan, frame: str) -> None:
+        """Publish what is for eyes, while somebody looks."""
+        debug = self.parameters.debug
+        if debug.marker and self._marker.get_subscription_count() > 0:
+            self._marker.publish(plan_markers(plan, frame, 1 / self.parameters.planning.rate_hz,
+                                              self.parameters.vehicle))
+        if self._cloud.get_subscription_count() > 0:
+            self._cloud.publish(candidate_cloud(plan, frame))
+        if debug.image_overlay and self._overlay is not None:
+            self._overlay.offer(plan)
+
     def _number(self, name: str, value: float) -> None:
-        self._numbers[name].publish(Float64(data=float(value)))
+        self._numbers[name].publish(self._messages.number(self._now_ns(), value))
+
+    def _now_ns(self) -> int:
+        return int(self._node.get_clock().now().nanoseconds)
 
     def _create(self, kind: type[Any], topic: str) -> Any:
-        return self._node.create_lifecycle_publisher(
+        publisher = self._node.create_lifecycle_publisher(
             kind, topic, output_qos(), event_callbacks=quiet_events(),
             qos_overriding_options=QoSOverridingOptions.with_default_policies())
+        self._publishers.append(publisher)
+        return publisher
 
 
 def speculation_numbers(plan: Plan) -> dict[str, float]:

@@ -350,6 +350,7 @@ class DebugParameters:
     """Topics for people and tools."""
 
     marker: bool
+    image_overlay: bool
     stage_times: bool
 
 

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import array
 from dataclasses import dataclass
+import sys
 from typing import Any
 
 from builtin_interfaces.msg import Duration, Time
@@ -39,7 +40,7 @@ from geometry_msgs.msg import (
 from nav_msgs.msg import Odometry, Path
 import numpy as np
 from numpy.typing import NDArray
-from sensor_msgs.msg import CameraInfo, CompressedImage, Image
+from sensor_msgs.msg import CameraInfo, CompressedImage, Image, PointCloud2, PointField
 from std_msgs.msg import Header
 from trajectory_msgs.msg import MultiDOFJointTrajectory, MultiDOFJointTrajectoryPoint
 
@@ -48,6 +49,8 @@ from rspec_planner.planner.plan import Plan, STEP_NS
 
 Floats = NDArray[np.float64]
 BASE_FRAME = 'base_link'
+#: of the candidates' point cloud; `time` is from t0 in seconds
+CLOUD_FIELDS = ('x', 'y', 'z', 'speed', 'time', 'candidate')
 _NS = 1_000_000_000
 
 
@@ -140,6 +143,60 @@ def published_poses(plan: Plan, poses: Floats, frame: str) -> tuple[str, Floats]
     if frame == BASE_FRAME:
         return BASE_FRAME, local
     return plan.odometry_frame, plan.ego_pose_at_t0[None] @ local
+
+
+@dataclass(frozen=True)
+class Motion:
+    """How one trajectory is driven, 65 points, ego frame at t0."""
+
+    poses: Floats  # (65, 4) x, y, z m; yaw rad
+    speeds: Floats  # (65,) m/s
+    accelerations: Floats  # (65,) m/s^2
+    heading_rates: Floats  # (65,) rad/s, left positive
+
+
+def chosen_candidate(plan: Plan) -> int:
+    """Return the index of the candidate that is the plan, -1 when none is."""
+    same = [i for i, poses in enumerate(plan.candidates) if np.array_equal(poses, plan.poses)]
+    return same[0] if same else -1
+
+
+def candidate_motion(plan: Plan, index: int | None) -> Motion:
+    """
+    Return the motion of a candidate, of the plan itself for None.
+
+    The plan carries its actions. Those of another candidate are the rates of its speeds and
+    headings, which the unicycle model holds constant within a step; never of its positions.
+    """
+    if index is None or index == chosen_candidate(plan):
+        return Motion(plan.poses, plan.speeds, plan.accelerations, plan.speeds * plan.curvatures)
+    poses, speeds = plan.candidates[index], plan.candidate_speeds[index]
+    accelerations, heading_rates = (
+        np.append(rates, rates[-1]) for rates in (
+            np.diff(speeds) * _NS / STEP_NS, np.diff(np.unwrap(poses[:, 3])) * _NS / STEP_NS))
+    return Motion(poses, speeds, accelerations, heading_rates)
+
+
+def candidate_cloud(plan: Plan, frame: str) -> PointCloud2:
+    """
+    Return every point of every candidate, candidate by candidate, 65 each.
+
+    Fields are float32, because RViz reads x, y, z as such: 50 km from the origin of the map that
+    is 4 mm. Made here and not by sensor_msgs_py, which a plain installation may lack.
+    """
+    poses = plan.candidates.reshape(-1, 4)
+    frame_id, matrices = published_poses(plan, poses, frame)
+    count, points = plan.candidates.shape[:2]
+    rows = np.column_stack([
+        matrices[:, :3, 3], plan.candidate_speeds.reshape(-1),
+        np.tile(np.arange(points) * (STEP_NS / _NS), count),
+        np.repeat(np.arange(count), points)]).astype(np.float32)
+    fields = [PointField(name=name, offset=4 * place, datatype=PointField.FLOAT32, count=1)
+              for place, name in enumerate(CLOUD_FIELDS)]
+    return PointCloud2(
+        header=make_header(plan.t0_ns, frame_id), height=1, width=len(rows), fields=fields,
+        is_bigendian=sys.byteorder == 'big', point_step=4 * len(fields),
+        row_step=rows.nbytes, data=array.array('B', rows.tobytes()), is_dense=True)
 
 
 def pose_messages(matrices: Floats) -> list[Pose]:

@@ -42,6 +42,8 @@ from sensor_msgs.msg import CameraInfo, CompressedImage, Image
 from std_msgs.msg import String
 
 from rspec_planner.inputs import InputWatch
+from rspec_planner.mounting import StaticFrames, transform_matrix
+from rspec_planner.overlay import camera_view, CameraView
 from rspec_planner.parameters import CameraParameters
 from rspec_planner.planner.buffers import ObservationBuffer, Skip
 from rspec_planner.planner.calibration import CalibrationChecks
@@ -102,6 +104,8 @@ class InputSubscriptions:
         self._image_size = (buffer.cameras.height, buffer.cameras.width)
         self._refuse_unfit = False
         self.calibration = CalibrationChecks(buffer.cameras)
+        self._frames = StaticFrames()
+        self._frame_ids: dict[str, str] = {}
         self._child_frame_id: str | None = None
         self.enabled = False  # data is dropped unless the node is active
 
@@ -120,6 +124,12 @@ class InputSubscriptions:
         self._subscribe(Odometry, '~/input/odometry', sensor_qos(50), self._on_odometry)
         self._subscribe(String, '~/input/navigation_text', QoSProfile(depth=1),
                         self._on_navigation_text)
+        try:
+            from tf2_msgs.msg import TFMessage
+        except ImportError:  # not on PyPI; only pictures need it, and they say what is assumed
+            return
+        self._subscribe(TFMessage, '/tf_static', QoSProfile(
+            depth=100, durability=DurabilityPolicy.TRANSIENT_LOCAL), self._on_static_transforms)
 
     def destroy(self) -> None:
         """Take the subscriptions off the graph, for cleanup."""
@@ -151,6 +161,11 @@ class InputSubscriptions:
     def counts(self) -> dict[str, int]:
         """Return how many messages were dropped or complained about, by reason."""
         return {**self._buffer.dropped, **self.calibration.counts}
+
+    def view(self, camera: str) -> CameraView:
+        """Return where a camera looks, for pictures at the size that the model sees."""
+        return camera_view(camera, self._image_size, self.calibration.calibrations.get(camera),
+                           self._frames.pose(self._frame_ids.get(camera, ''), BASE_FRAME))
 
     def _add_camera(self, index: int, name: str, transport: str) -> None:
         base = self._node.resolve_topic_name(f'~/input/image{index}')
@@ -190,6 +205,7 @@ class InputSubscriptions:
         if not self.enabled or not camera.accepts(message):
             return
         stamp_ns = stamp_to_ns(message.header.stamp)
+        self._frame_ids[camera.name] = message.header.frame_id
         self._buffer.add_image(camera.name, stamp_ns,
                                partial(decode_message, message, self._image_size))
         self._watch.record(f'image{camera.index}', stamp_ns)
@@ -227,3 +243,9 @@ class InputSubscriptions:
 
     def _on_navigation_text(self, message: String) -> None:
         self._buffer.set_navigation_text(message.data)
+
+    def _on_static_transforms(self, message: Any) -> None:
+        for item in message.transforms:
+            move, turn = item.transform.translation, item.transform.rotation
+            self._frames.add(item.header.frame_id, item.child_frame_id, transform_matrix(
+                (move.x, move.y, move.z), (turn.x, turn.y, turn.z, turn.w)))

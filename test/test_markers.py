@@ -23,9 +23,9 @@ import pytest
 from rclpy.serialization import deserialize_message, serialize_message
 from visualization_msgs.msg import Marker, MarkerArray
 
-from rspec_planner.markers import chosen_candidate, LIFT_M, plan_markers, speed_colours
+from rspec_planner.markers import LIFT_M, plan_markers, speed_colours
 from rspec_planner.parameters import VehicleParameters
-from rspec_planner.ros_conversions import stamp_to_ns
+from rspec_planner.ros_conversions import chosen_candidate, stamp_to_ns
 
 CAR = VehicleParameters(length_m=4.0, width_m=2.0, rear_overhang_m=1.0)
 

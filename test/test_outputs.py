@@ -11,19 +11,123 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""The numbers below ~/debug/speculation/, of plans that decoded and of plans that reused."""
+"""What is published for a plan, and the numbers below ~/debug/speculation/."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import replace
+import json
+from types import SimpleNamespace
 
-from node_rig import plan_at
+import autoware_messages
+from node_rig import plan_at, T0, TEXT
 import numpy as np
 import pytest
+from test_message_sets import turning_plan
 
+from rspec_planner.cycle import CycleResult, Outcome
 from rspec_planner.decode.stats import DecodeStats
-from rspec_planner.outputs import SPECULATION, speculation_numbers
+from rspec_planner.outputs import Outputs, SPECULATION, speculation_numbers
+from rspec_planner.parameters import load_yaml_parameters, NodeParameters
 from rspec_planner.planner.plan import StageTimes
+from rspec_planner.planner.timing import STAGES
+from rspec_planner.ros_conversions import stamp_to_ns
+from rspec_planner.transport import config_path
+
+ROOT = '/planning/rspec_planner'
+NOW = T0 + 123_000_000
+
+
+class FakeNode:
+    """Keeps what is published by topic; everybody subscribes unless told otherwise."""
+
+    def __init__(self, mapped=None):
+        self.sent = defaultdict(list)
+        self.kinds = {}
+        self.subscribers = defaultdict(lambda: 1)
+        self.mapped = mapped or {}
+
+    def resolve_topic_name(self, topic):
+        topic = topic.replace('~', ROOT)
+        return self.mapped.get(topic, topic)
+
+    def get_clock(self):
+        return SimpleNamespace(now=lambda: SimpleNamespace(nanoseconds=NOW))
+
+    def create_lifecycle_publisher(self, kind, topic, qos, **options):
+        topic = self.resolve_topic_name(topic)
+        self.kinds[topic] = kind.__name__
+        return SimpleNamespace(publish=self.sent[topic].append,
+                               get_subscription_count=lambda: self.subscribers[topic])
+
+    def destroy_lifecycle_publisher(self, publisher):
+        self.kinds.popitem()
+
+
+def outputs_of(node, message_set='common'):
+    values = load_yaml_parameters(config_path('rspec_planner.param.yaml'))
+    values['output.message_set'] = message_set
+    return Outputs(node, NodeParameters.from_values(values))
+
+
+def times_of(plan):
+    return CycleResult(T0, Outcome.PUBLISHED, plan=plan, processing_ms=90.0,
+                       pipeline_latency_ms=120.0, cyclic_ms=100.0)
+
+
+def test_common_set():
+    node = FakeNode()
+    outputs = outputs_of(node)
+    plan = turning_plan()
+    outputs.publish_plan(plan)
+    outputs.publish_times(times_of(plan))
+    sent = {topic.removeprefix(ROOT): messages for topic, messages in node.sent.items()}
+    assert all(len(messages) == 1 for messages in sent.values())
+    assert {topic for topic in sent if '/output/' in topic} == {
+        '/output/path', '/output/trajectory', '/output/reasoning', '/output/reasoning_stamped'}
+    assert len(sent['/output/path'][0].poses) == len(sent['/output/trajectory'][0].points) == 65
+    assert sent['/output/reasoning'][0].data == TEXT
+    stamped = json.loads(sent['/output/reasoning_stamped'][0].data)
+    assert stamped == {'t0_ns': T0, 'text': TEXT}
+    assert {f'/debug/{stage}/processing_time_ms' for stage in STAGES} <= set(sent)
+    assert sent['/debug/processing_time_ms'][0].data == 90.0
+    outputs.destroy()
+    assert node.kinds == {}
+
+
+def test_autoware_set(monkeypatch):
+    autoware_messages.install(monkeypatch)
+    mapped = {f'{ROOT}/output/trajectory': '/planning/trajectory'}
+    node = FakeNode(mapped)
+    outputs = outputs_of(node, 'autoware')
+    plan = turning_plan()
+    outputs.publish_plan(plan)
+    outputs.publish_times(times_of(plan))
+    assert all(len(messages) == 1 for messages in node.sent.values())
+    assert node.kinds['/planning/trajectory'] == 'Trajectory'
+    assert node.kinds[f'{ROOT}/output/trajectories'] == 'CandidateTrajectories'
+    published = node.sent['/planning/trajectory/debug/published_time'][0]
+    assert stamp_to_ns(published.header.stamp) == T0
+    assert stamp_to_ns(published.published_stamp) == NOW
+    reasoning = node.sent[f'{ROOT}/output/reasoning'][0]
+    assert (reasoning.data, stamp_to_ns(reasoning.stamp)) == (TEXT, T0)
+    number = node.sent[f'{ROOT}/debug/pipeline_latency_ms'][0]
+    assert (number.data, stamp_to_ns(number.stamp)) == (120.0, NOW)  # the end of the interval
+    assert len(node.sent[f'{ROOT}/output/path'][0].poses) == 65
+    outputs.destroy()
+    assert node.kinds == {}
+
+
+def test_what_nobody_hears_is_not_made(monkeypatch):
+    autoware_messages.install(monkeypatch)
+    node = FakeNode()
+    node.subscribers.default_factory = int
+    outputs_of(node, 'autoware').publish_plan(turning_plan())
+    silent = {topic.removeprefix(ROOT) for topic, messages in node.sent.items() if not messages}
+    assert {topic for topic in silent if not topic.endswith('_ms')
+            and '/speculation/' not in topic} == {
+        '/debug/marker', '/debug/candidates', '/output/trajectory/debug/published_time'}
 
 
 def plan_with(stats):

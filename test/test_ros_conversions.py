@@ -24,7 +24,7 @@ import numpy as np
 from numpy.testing import assert_allclose, assert_array_equal
 import pytest
 from rclpy.serialization import deserialize_message, serialize_message
-from sensor_msgs.msg import CompressedImage, Image
+from sensor_msgs.msg import CompressedImage, Image, PointCloud2
 from trajectory_msgs.msg import MultiDOFJointTrajectory
 
 from rspec_planner.errors import InputError
@@ -32,6 +32,7 @@ from rspec_planner.planner.history import rotation_matrices
 from rspec_planner.planner.images import decode_message
 from rspec_planner.ros_conversions import (
     camera_info_message,
+    candidate_cloud,
     compressed_image_message,
     image_message,
     ns_to_duration,
@@ -199,3 +200,31 @@ def test_camera_info_and_transform():
     assert (made.header.frame_id, made.child_frame_id) == ('map', 'base_link')
     assert made.transform.translation.x == 100.0
     assert made.transform.rotation.z == pytest.approx(math.sin(0.15))
+
+
+def test_cloud_holds_every_point_of_every_candidate():
+    plan = plan_at(turned(math.pi / 2))
+    cloud = deserialize_message(serialize_message(candidate_cloud(plan, 'odometry')), PointCloud2)
+    assert stamp_to_ns(cloud.header.stamp) == T0
+    assert (cloud.header.frame_id, cloud.height, cloud.width) == ('map', 1, 2 * 65)
+    assert [field.name for field in cloud.fields] == ['x', 'y', 'z', 'speed', 'time', 'candidate']
+    assert [field.offset for field in cloud.fields] == [0, 4, 8, 12, 16, 20]
+    assert cloud.point_step == 24 and cloud.row_step == len(cloud.data) == 24 * 130
+    rows = np.frombuffer(cloud.data, np.float32).reshape(2, 65, 6)
+    times = np.arange(65) * 0.1
+    # the first candidate is 0.1 m left of the plan, which is -x of the map
+    assert_allclose(rows[0, :, 0], 100.0 - 0.1, atol=1e-5)
+    assert_allclose(rows[1, :, 0], 100.0, atol=1e-5)
+    assert_allclose(rows[:, :, 1], np.stack([-20.0 + 4.0 * times] * 2), atol=1e-5)
+    assert_allclose(rows[:, :, 2], 1.0)
+    assert_allclose(rows[:, :, 3], 4.0)
+    assert_allclose(rows[:, :, 4], np.stack([times] * 2), atol=1e-6)
+    assert_allclose(rows[:, :, 5], [[0.0] * 65, [1.0] * 65])
+
+
+def test_cloud_is_what_sensor_msgs_py_reads():
+    point_cloud2 = pytest.importorskip(
+        'sensor_msgs_py.point_cloud2', reason='sensor_msgs_py is not installed (no wheel)')
+    cloud = candidate_cloud(plan_at(turned(0.0)), 'base_link')
+    x, y = (point_cloud2.read_points(cloud, [name])[name] for name in ('x', 'y'))
+    assert_allclose([x[64], y[64]], [25.6, 0.1], atol=1e-5)

@@ -218,6 +218,14 @@ class ObservationBuffer:
         with self._lock:
             return timeline.stamps[-1] if timeline.stamps else None
 
+    def frame_at(self, camera: str, stamp_ns: int) -> NDArray[np.uint8] | None:
+        """Return the pixels that a plan at `stamp_ns` saw of a camera, None when they are gone."""
+        with self._lock:
+            frames = self._frames[camera]
+            if not frames.stamps:
+                return None
+            return frames.entries[frames.nearest(stamp_ns)].decoded
+
     def awaited_stamps(self, t0_ns: int) -> dict[str, int]:
         """
         Return the stamp that each camera must have reached before its frame at t0 is settled.
