@@ -52,8 +52,17 @@ def diagnostics(published: int) -> DiagnosticArray:
     def status(task: str, **values: str) -> DiagnosticStatus:
         return DiagnosticStatus(name=f'rspec_planner: {task}', message='fine',
                                 values=[KeyValue(key=k, value=v) for k, v in values.items()])
+    stages = {'encode': 40.0, 'decode': 35.0}
     return DiagnosticArray(status=[
-        status('inputs', skipped_total='2', skipped_history_short='2', skip_reason=''),
+        status('inputs', skipped_total='2', skipped_history_short='2', skip_reason='',
+               image0_rate_hz='10.000', image0_age_ms='41.000'),
+        status('latency', processing_time_ms='128.000', p50_ms='120.000', p95_ms='130.000',
+               p99_ms='131.000', pipeline_latency_p95_ms='160.000', budget_misses='0',
+               **{f'{stage}_ms': f'{ms:.3f}' for stage, ms in stages.items()},
+               **{f'{stage}_{key}_ms': f'{ms:.3f}' for stage, ms in stages.items()
+                  for key in ('p50', 'p95', 'p99')}),
+        status('speculation', window_accepted_length='4.500', iterations='4',
+               reused_tokens='0', tokens_per_second='514.000'),
         status('inference_status', published_total=str(published), rejected_total='0')])
 
 

@@ -14,15 +14,16 @@
 """
 Watch a running planner from its topics: reasoning, rate, latency, skips, accepted length.
 
-Nothing is asked of the node; what is shown was published by it. When /clock ticks, ages follow
-that clock, so that a replayed bag reads like a live drive.
+Nothing is asked of the node; what is shown was published by it, on topics that are the same for
+every message set. When /clock ticks, ages follow that clock, so that a replayed bag reads like a
+live drive.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 import json
 import math
@@ -33,18 +34,19 @@ import time
 from typing import Any, TextIO
 
 from diagnostic_msgs.msg import DiagnosticArray
+from nav_msgs.msg import Path
 import numpy as np
 from rclpy.exceptions import InvalidNamespaceException
 from rclpy.node import Node
 from rclpy.qos import qos_profile_sensor_data, QoSProfile
 from rclpy.validate_namespace import validate_namespace
 from rosgraph_msgs.msg import Clock
-from std_msgs.msg import Float64, String
-from trajectory_msgs.msg import MultiDOFJointTrajectory
+from std_msgs.msg import String
 
 from rspec_planner.errors import ConfigurationError, InputError, RspecError
+from rspec_planner.live.monitor_view import refresh, TIMES, view
 from rspec_planner.live.session import ros_node, stop_on_signals
-from rspec_planner.planner.timing import LatencyWindow
+from rspec_planner.planner.timing import PERCENTILES
 from rspec_planner.ros_conversions import stamp_to_ns
 
 NAMESPACE = '/planning/rspec_planner'
@@ -52,6 +54,14 @@ RATE_WINDOW_S = 5.0
 REFRESH_S = 0.5
 FIRST_PLAN_S = 15.0  # how long `once` waits
 LEVELS = ('OK', 'WARN', 'ERROR', 'STALE')
+#: counts of the view -> task and key of the diagnostics
+COUNTS = {'published': ('inference_status', 'published_total'),
+          'superseded': ('inference_status', 'superseded_total'),
+          'rejected': ('inference_status', 'rejected_total'),
+          'failed': ('inference_status', 'failed_total'),
+          'repeated': ('inference_status', 'repeated_total'),
+          'deadline misses': ('latency', 'deadline_misses'),
+          'budget misses': ('latency', 'budget_misses')}
 
 
 @dataclass(frozen=True)
@@ -70,21 +80,22 @@ class SeenPlan:
                 f'  end {self.end[0]:6.1f} {self.end[1]:+6.1f} m  {self.reasoning}')
 
 
-def end_in_ego_frame(message: MultiDOFJointTrajectory) -> tuple[float, float]:
-    """Return the last point of a trajectory as seen from its first one."""
-    first, last = (point.transforms[0] for point in (message.points[0], message.points[-1]))
-    q = first.rotation
+def end_in_ego_frame(path: Path) -> tuple[float, float]:
+    """Return the last pose of a path as seen from its first one, metres ahead and to the left."""
+    first, last = path.poses[0].pose, path.poses[-1].pose
+    q = first.orientation
     yaw = np.arctan2(2 * (q.w * q.z + q.x * q.y), 1 - 2 * (q.y * q.y + q.z * q.z))
-    dx, dy = (last.translation.x - first.translation.x, last.translation.y - first.translation.y)
+    dx, dy = (last.position.x - first.position.x, last.position.y - first.position.y)
     return (float(np.cos(yaw) * dx + np.sin(yaw) * dy),
             float(-np.sin(yaw) * dx + np.cos(yaw) * dy))
 
 
-def _adder(window: LatencyWindow) -> Callable[[Float64], None]:
-    """Return a callback with exactly one parameter: rclpy passes a second one if it can."""
-    def add(message: Float64) -> None:
-        window.add(message.data)
-    return add
+def first_speed(path: Path) -> float:
+    """Return the mean speed between the first two poses, m/s, by their own stamps."""
+    first, second = path.poses[:2]
+    step_s = (stamp_to_ns(second.header.stamp) - stamp_to_ns(first.header.stamp)) / 1e9
+    a, b = first.pose.position, second.pose.position
+    return math.hypot(b.x - a.x, b.y - a.y) / step_s if step_s > 0 else 0.0
 
 
 class PlanMonitor:
@@ -92,46 +103,65 @@ class PlanMonitor:
 
     def __init__(self, node: Node, namespace: str = NAMESPACE) -> None:
         self._node = node
+        self._namespace = namespace
         self.plans = 0
         self.newest: SeenPlan | None = None
         self.fresh: deque[SeenPlan] = deque(maxlen=200)  # for `echo`; the reader empties it
         self.diagnostics: dict[str, tuple[int, str, dict[str, str]]] = {}
         self._texts: dict[int, str] = {}
-        self._trajectories: dict[int, MultiDOFJointTrajectory] = {}
+        self._paths: dict[int, Path] = {}
         self._arrivals: deque[float] = deque()
         self._sim_ns: int | None = None
-        self._windows = {name: LatencyWindow() for name in (
-            'processing_time_ms', 'pipeline_latency_ms', 'speculation/mean_accepted_length',
-            'speculation/iterations', 'speculation/reused_tokens')}
         latest = QoSProfile(depth=10)
         node.create_subscription(String, f'{namespace}/output/reasoning_stamped',
                                  self._on_reasoning, latest)
-        node.create_subscription(MultiDOFJointTrajectory, f'{namespace}/output/trajectory',
-                                 self._on_trajectory, latest)
+        node.create_subscription(Path, f'{namespace}/output/path', self._on_path, latest)
         node.create_subscription(DiagnosticArray, '/diagnostics', self._on_diagnostics, latest)
         node.create_subscription(Clock, '/clock', self._on_clock, qos_profile_sensor_data)
-        for name, window in self._windows.items():
-            node.create_subscription(Float64, f'{namespace}/debug/{name}',
-                                     _adder(window), latest)
 
     def snapshot(self) -> dict[str, Any]:
         """Return the state as a JSON-ready dict."""
-        plan = self.newest
+        plan, times = self.newest, self.times()
         return {
+            'namespace': self._namespace,
             'plans': self.plans, 'rate_hz': round(self.rate_hz(), 2),
             't0_ns': plan.t0_ns if plan else None,
             'age_ms': round(plan.age_ms, 1) if plan else None,
             'reasoning': plan.reasoning if plan else '',
             'speed_mps': round(plan.speed_mps, 2) if plan else None,
             'end_m': [round(v, 2) for v in plan.end] if plan else None,
-            'processing_ms': self._windows['processing_time_ms'].summary(),
-            'pipeline_latency_ms': self._windows['pipeline_latency_ms'].summary(),
-            'accepted_length': round(self._windows['speculation/mean_accepted_length'].p50, 3),
-            'iterations': round(self._windows['speculation/iterations'].p50, 1),
-            'reused_tokens': round(self._windows['speculation/reused_tokens'].p50, 1),
+            'processing_ms': times.get('processing', {}),
+            'pipeline_latency_ms': times.get('pipeline_latency', {}),
+            'times_ms': times,
+            'accepted_length': self._number('speculation', 'window_accepted_length'),
+            'iterations': self._number('speculation', 'iterations'),
+            'reused_tokens': self._number('speculation', 'reused_tokens'),
+            'tokens_per_second': self._number('speculation', 'tokens_per_second'),
+            'inputs': self.inputs(),
+            'counts': {name: int(self._number(task, key))
+                       for name, (task, key) in COUNTS.items() if key in self._values(task)},
             'skipped': self.skipped(),
             'diagnostics': {task: {'level': LEVELS[level], 'message': message}
                             for task, (level, message, _) in sorted(self.diagnostics.items())}}
+
+    def times(self) -> dict[str, dict[str, float]]:
+        """Return now, p50, p95 and p99 of each time in milliseconds, as the node measures it."""
+        found = {}
+        for name in TIMES:
+            prefix = '' if name == 'processing' else f'{name}_'
+            now = 'processing_time_ms' if name == 'processing' else f'{name}_ms'
+            if f'{prefix}p50_ms' in self._values('latency'):
+                found[name] = {'now': self._number('latency', now),
+                               **{key: self._number('latency', f'{prefix}{key}_ms')
+                                  for key in PERCENTILES}}
+        return found
+
+    def inputs(self) -> dict[str, dict[str, float]]:
+        """Return rate and age of each stream."""
+        names = [key.removesuffix('_rate_hz') for key in self._values('inputs')
+                 if key.endswith('_rate_hz')]
+        return {name: {'rate_hz': self._number('inputs', f'{name}_rate_hz'),
+                       'age_ms': self._number('inputs', f'{name}_age_ms')} for name in names}
 
     def rate_hz(self) -> float:
         """Return plans per second over the last seconds."""
@@ -144,39 +174,48 @@ class PlanMonitor:
 
     def streaming(self) -> bool:
         """Tell whether the node has received camera frames, by its own diagnostics."""
-        values = self.diagnostics.get('inputs', (0, '', {}))[2]
+        values = self._values('inputs')
         return any(key.startswith('image') and key.endswith('_received') and value != '0'
                    for key, value in values.items()) or self.plans > 0
 
     def skipped(self) -> dict[str, int]:
         """Return how often each named reason skipped a cycle."""
-        values = self.diagnostics.get('inputs', (0, '', {}))[2]
+        values = self._values('inputs')
         return {key.removeprefix('skipped_'): int(value) for key, value in sorted(values.items())
                 if key.startswith('skipped_') and key != 'skipped_total'}
+
+    def _values(self, task: str) -> dict[str, str]:
+        return self.diagnostics.get(task, (0, '', {}))[2]
+
+    def _number(self, task: str, key: str) -> float:
+        try:
+            return float(self._values(task).get(key, 0.0))
+        except ValueError:
+            return 0.0
 
     def _on_reasoning(self, message: String) -> None:
         data = json.loads(message.data)
         self._texts[int(data['t0_ns'])] = str(data['text'])
         self._join(int(data['t0_ns']))
 
-    def _on_trajectory(self, message: MultiDOFJointTrajectory) -> None:
+    def _on_path(self, message: Path) -> None:
         t0_ns = stamp_to_ns(message.header.stamp)
-        self._trajectories[t0_ns] = message
+        self._paths[t0_ns] = message
         self._join(t0_ns)
 
     def _join(self, t0_ns: int) -> None:
         """Count a plan when both its parts have arrived; only t0 joins them."""
-        if t0_ns not in self._texts or t0_ns not in self._trajectories:
+        if t0_ns not in self._texts or t0_ns not in self._paths:
             return
-        text, message = self._texts.pop(t0_ns), self._trajectories.pop(t0_ns)
-        for parts in (self._texts, self._trajectories):
+        text, path = self._texts.pop(t0_ns), self._paths.pop(t0_ns)
+        for parts in (self._texts, self._paths):
             while len(parts) > 20:
                 parts.pop(next(iter(parts)))
+        if self.newest is not None and self.newest.t0_ns == t0_ns:
+            return  # a deadline miss repeats the last plan with its old stamp
         now_ns = self._sim_ns or self._node.get_clock().now().nanoseconds
-        velocities = message.points[0].velocities
-        self.newest = SeenPlan(t0_ns, (now_ns - t0_ns) / 1e6, text,
-                               velocities[0].linear.x if velocities else float('nan'),
-                               end_in_ego_frame(message))
+        self.newest = SeenPlan(t0_ns, (now_ns - t0_ns) / 1e6, text, first_speed(path),
+                               end_in_ego_frame(path))
         self.fresh.append(self.newest)
         self.plans += 1
         self._arrivals.append(time.monotonic())
@@ -190,28 +229,6 @@ class PlanMonitor:
 
     def _on_clock(self, message: Clock) -> None:
         self._sim_ns = stamp_to_ns(message.clock)
-
-
-def view(state: dict[str, Any]) -> list[str]:
-    """Return a snapshot as lines for a terminal."""
-    times = '  '.join(f'{label} p50 {state[key]["p50"]:.0f} p95 {state[key]["p95"]:.0f} ms'
-                      for label, key in (('processing', 'processing_ms'),
-                                         ('since t0', 'pipeline_latency_ms')))
-    lines = [f'plans     {state["plans"]}   {state["rate_hz"]:.1f} Hz', f'latency   {times}']
-    if state['t0_ns'] is not None:
-        lines += [f't0        {state["t0_ns"] / 1e9:.3f}   age {state["age_ms"]:.0f} ms   '
-                  f'{state["speed_mps"]:.1f} m/s   end {state["end_m"][0]:.1f} ahead, '
-                  f'{state["end_m"][1]:+.1f} left',
-                  f'accepted  {state["accepted_length"]:.2f} tokens per iteration, '
-                  f'{state["iterations"]:.0f} iterations, {state["reused_tokens"]:.0f} reused',
-                  f'reasoning {state["reasoning"]}']
-    else:
-        lines.append('t0        no plan seen yet')
-    skips = ', '.join(f'{reason} {count}' for reason, count in state['skipped'].items())
-    lines.append(f'skipped   {skips or "none"}')
-    lines += [f'{task:<17}{entry["level"]:<6}{entry["message"]}'
-              for task, entry in state['diagnostics'].items()]
-    return lines
 
 
 def run_monitor(*, seconds: float = 0.0, once: bool = False, echo: bool = False,
@@ -238,7 +255,7 @@ def run_monitor(*, seconds: float = 0.0, once: bool = False, echo: bool = False,
                 while monitor.fresh:
                     print(monitor.fresh.popleft().line(), file=stream, flush=True)
             elif stream is not None and not once and now - shown >= REFRESH_S:
-                _refresh(stream, view(monitor.snapshot()))
+                refresh(stream, monitor.snapshot())
                 shown = now
             if once and monitor.plans and (monitor.diagnostics or now - began > 2.0):
                 break
@@ -263,13 +280,6 @@ def _check_namespace(namespace: str) -> None:
     except InvalidNamespaceException as error:
         reason = str(error).splitlines()[0].rstrip(':')
         raise ConfigurationError(f"'{namespace}': {reason}; give it like {NAMESPACE}") from None
-
-
-def _refresh(stream: TextIO, lines: list[str]) -> None:
-    """Redraw in place on a terminal; elsewhere append a block."""
-    if stream.isatty():
-        stream.write('\x1b[H\x1b[J')
-    print('\n'.join(lines), file=stream, flush=True)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
