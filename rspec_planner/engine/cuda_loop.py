@@ -1,0 +1,132 @@
+# Copyright 2026 rspec_planner authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""
+One frame without the host: prefill, draft and verify until the text is complete, flow.
+
+Everything an iteration decides lies in `FrameBuffers.numbers`, so the same launches serve every
+iteration of every frame. This file only says what is launched; `cuda_graph` says how.
+`decode/loop.py` is the reference that the committed tokens must equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from rspec_planner.engine.cuda_decoder import DeviceTaps, Prefill, Verify
+from rspec_planner.engine.cuda_draft import BlockDraft
+from rspec_planner.engine.cuda_flow import Flow
+from rspec_planner.engine.cuda_frame import FrameBuffers
+from rspec_planner.engine.kernels.frame import Slot
+from rspec_planner.engine.kernels.select import Kernels, kernels_for
+from rspec_planner.errors import ConfigurationError
+from rspec_planner.model.draft import Draft
+from rspec_planner.model.target import Target
+from rspec_planner.model.text import KVCache
+
+#: rows of the cache come in whole chunks of attention
+_CHUNK = 128
+
+
+class DeviceFrame:
+    """All buffers and launches of the frames of one target."""
+
+    def __init__(self, target: Target, *, prompt_rows: int, budget: int,
+                 draft: Draft | None = None, guess_room: int = 0, samples: int = 1,
+                 flow_steps: int | None = None, kernels: Kernels | None = None,
+                 width: int | None = None) -> None:
+        """
+        Make the buffers for prompts of up to `prompt_rows` rows, guess included.
+
+        budget: the most generated tokens. draft: None decodes one token a forward, or `width`
+        rows of which all but the first are wasted. Raises ConfigurationError for a draft that
+        does not run here.
+        """
+        cfg, device = target.cfg, target.device
+        self.target, self.draft_model = target, draft
+        self.kernels = kernels or kernels_for(device)
+        width = draft.cfg.block if draft is not None else width or 1
+        rows = prompt_rows + budget + 2 * width + 1
+        rows += -rows % _CHUNK
+        self.frame = FrameBuffers(rows, prompt_rows, guess_room, cfg.tokens, samples,
+                                  cfg.action_space.n_waypoints, device)
+        self.cache = KVCache(cfg.text, 1, rows, target.dtype, device)
+        layers = draft.cfg.taps if draft is not None else ()
+        self.taps = DeviceTaps(layers, rows, cfg.text.hidden_size, target.dtype, device)
+        tail = draft.cfg.window if draft is not None and cfg.text.num_layers - 1 in layers else 1
+        self.prefill = Prefill(target, self.kernels, self.frame, self.cache, self.taps,
+                               guess_room, tail)
+        self.verify = Verify(target, self.kernels, self.frame, self.cache, self.taps, width)
+        self.draft = None if draft is None else BlockDraft(draft, self.kernels, self.frame,
+                                                           self.taps)
+        self._idle = None if draft is not None else torch.full((width - 1,), cfg.tokens.pad,
+                                                               device=device)
+        self.flow = Flow(target, self.kernels, self.frame, self.cache,
+                         flow_steps or cfg.flow.num_steps)
+        tokens = cfg.tokens
+        self._follow = (tokens.cot_end, tokens.traj_future_start)
+        self._script: tuple[Tensor, Tensor] | None = None
+        self._wrong = tokens.pad
+
+    def replay(self, script: Tensor, matches: Tensor) -> None:
+        """
+        Overwrite what the draft proposes from now on, see `reference.replay`.
+
+        script: (n,) int64 and matches: (iterations,) int64 on the device; change them in place.
+        The draft still runs. The proposal rule is off: a script says what follows.
+        """
+        if self.draft is None:
+            raise ConfigurationError('a replay needs a draft whose proposals it replaces')
+        self._script = script, matches
+        self._follow = (-1, -1)
+
+    def begin(self, prompt: Tensor, positions: Tensor, rope_delta: int, limit: int,
+              guess: Sequence[int] = (), end_id: int | None = None) -> None:
+        """
+        Begin a frame, see `FrameBuffers.write`.
+
+        Raises ConfigurationError for a prompt shorter than the draft's window.
+        """
+        window = 0 if self.draft_model is None else self.draft_model.cfg.window
+        if len(prompt) <= window:
+            raise ConfigurationError(f'a prompt of {len(prompt)} tokens is not longer than the '
+                                     f"draft's window of {window}: decode it without a draft")
+        self.frame.write(prompt, positions, rope_delta, limit, guess, end_id)
+
+    def iterate(self) -> None:
+        """Enqueue one draft, verify and acceptance."""
+        frame, verify, proposals = self.frame, self.verify, self._idle
+        if self.draft is not None:
+            self.draft()
+            proposals = self.draft.proposals
+            if self._script is not None:
+                self.kernels.replay(frame.numbers, *self._script, proposals, self._wrong)
+        self.kernels.begin(frame.numbers, frame.tokens, proposals, verify.ids, self._follow)
+        verify()
+        self.kernels.accept(frame.numbers, frame.tokens, verify.ids, verify.best, frame.stops,
+                            frame.counts,
+                            proposed=frame.at(Slot.ZERO) if self.draft is None else None)
+
+    def run(self, flow: bool = True, wait: Callable[[], None] = lambda: None) -> None:
+        """Run one frame step by step, reading ACTIVE on the host after every iteration."""
+        with torch.inference_mode():
+            self.prefill()
+            while int(self.frame.numbers[Slot.ACTIVE]):
+                self.iterate()
+            if flow:
+                self.flow()
+            self.frame.fetch()
+        wait()

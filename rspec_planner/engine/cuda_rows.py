@@ -1,0 +1,128 @@
+# Copyright 2026 rspec_planner authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""
+Decoder layers over a fixed small number of rows, every position read from device memory.
+
+Seven kernels a layer and no other operation: projections with the norm in front, rotary and
+K/V write, attention in two parts, output, gated MLP, each product with its residual. The same
+rows serve a verify, a draft's block, a flow step and the tail of a prefill.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import nn, Tensor
+
+from rspec_planner.engine.kernels.select import Kernels
+from rspec_planner.errors import EngineError
+from rspec_planner.model.config import TextConfig
+from rspec_planner.model.layer import DecoderLayer
+from rspec_planner.model.rope import flat_cos_sin
+
+
+@dataclass(frozen=True)
+class LayerWeights:
+    """The matrices of one packed layer, each (out, in), and its norms."""
+
+    input_norm: Tensor
+    qkv: Tensor
+    norms: tuple[Tensor, Tensor]  # of queries and keys, (d,) each
+    out: Tensor
+    post_norm: Tensor
+    gate_up: Tensor
+    down: Tensor
+
+    @staticmethod
+    def of(layer: nn.Module) -> LayerWeights:
+        """Return the weights of a layer; EngineError before `pack`."""
+        packed = cast('DecoderLayer', layer).packed
+        if packed is None:
+            raise EngineError('a layer is not packed: call pack() after the last move')
+        return LayerWeights(packed.input_norm, packed.qkv.t(),
+                            (packed.qk_norm[0], packed.qk_norm[packed.heads]), packed.out.t(),
+                            packed.post_norm, packed.gate_up.t(), packed.down.t())
+
+
+@dataclass(frozen=True)
+class RowShape:
+    """Sizes of the rows that run together."""
+
+    samples: int  # Z
+    rows: int  # W of each sample
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    hidden: int
+    eps: float
+
+    @staticmethod
+    def of(cfg: TextConfig, rows: int) -> RowShape:
+        """Return the shape of `rows` text rows."""
+        return RowShape(1, rows, cfg.num_heads, cfg.num_kv_heads, cfg.head_dim,
+                        cfg.intermediate_size, cfg.hidden_size, cfg.rms_norm_eps)
+
+
+def half_tables(rows: int, head_dim: int, theta: float,
+                device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return cos and sin (rows, d / 2) fp32 of positions 0 .. rows - 1."""
+    cos, sin = flat_cos_sin(torch.arange(rows, device=device), head_dim, theta)
+    half = head_dim // 2
+    return cos[:, :half].contiguous(), sin[:, :half].contiguous()
+
+
+class Rows:
+    """Buffers and launches of one layer after the other."""
+
+    def __init__(self, shape: RowShape, kernels: Kernels, tables: tuple[Tensor, Tensor],
+                 dtype: torch.dtype) -> None:
+        self.shape, self._kernels, self._tables = shape, kernels, tables
+        count, device = shape.samples * shape.rows, tables[0].device
+
+        def buffer(*sizes: int) -> Tensor:
+            return torch.zeros(sizes, dtype=dtype, device=device)
+
+        self.hidden = buffer(count, shape.hidden)
+        self._middle = buffer(count, shape.hidden)
+        heads = shape.heads + 2 * shape.kv_heads
+        self._qkv = buffer(shape.samples, shape.rows, heads, shape.head_dim)
+        self._q = buffer(shape.samples, shape.rows, shape.heads, shape.head_dim)
+        self._mixed = buffer(count, shape.heads * shape.head_dim)
+        self._gated = buffer(count, shape.intermediate)
+
+    def layer(self, weights: LayerWeights, x: Tensor, out: Tensor, slot: Tensor, angle: Tensor,
+              held: tuple[Tensor, Tensor], view: dict[str, Any]) -> None:
+        """
+        Run one layer from x to out, both (Z * W, H); out may be x.
+
+        slot, angle: see `reference.rotate`; held: keys and values that receive the rows.
+        view: what the rows see, arguments of `reference.attend`.
+        """
+        kernels, eps = self._kernels, self.shape.eps
+        kernels.linear(x, weights.qkv, self._qkv.view(len(x), -1), norm=weights.input_norm,
+                       eps=eps)
+        kernels.rotate(self._qkv, weights.norms, self._tables, slot, angle, self._q, *held, eps)
+        kernels.attend(self._q, self._mixed, **view)
+        self.finish(weights, x, self._mixed, out)
+
+    def finish(self, weights: LayerWeights, x: Tensor, mixed: Tensor, out: Tensor) -> None:
+        """Run the part of a layer behind its attention, whose result is mixed."""
+        kernels, eps = self._kernels, self.shape.eps
+        kernels.linear(mixed, weights.out, self._middle, residual=x)
+        kernels.linear(self._middle, weights.gate_up, self._gated, norm=weights.post_norm,
+                       eps=eps, gated=True)
+        kernels.linear(self._gated, weights.down, out, residual=self._middle)
