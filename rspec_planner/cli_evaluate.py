@@ -53,8 +53,8 @@ def evaluate_driving(split: str, clips: int | None, checkpoint: str, device: str
 
 
 _TREES = click.option('--tree', 'trees', multiple=True, type=click.IntRange(2, 256),
-                      metavar='NODES', help='Also verify the first block draft as trees of so '
-                      'many nodes. Repeatable.')
+                      metavar='NODES', help='Also verify the first draft of each kind as trees '
+                      'of so many nodes. Repeatable.')
 
 
 def subject_options(split: str = 'all', clips: int | None = None

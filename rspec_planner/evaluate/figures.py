@@ -76,10 +76,15 @@ def wrapped(label: str, width: int = 16) -> str:
     return '\n'.join(lines)[:-1]
 
 
+def plain_forms(report: Mapping[str, Any]) -> dict[str, Any]:
+    """Return floors and drafts of one split; trees and longer chains have tables of their own."""
+    return {name: row for name, row in report['drafts'].items() if 'form' not in row}
+
+
 def length_figure(length: Mapping[str, Any], folder: Path) -> Path:
     """Draw L of every draft and split with intervals beside the paper's."""
     splits = [name for name in SPLITS if name in length['splits']]
-    names = list(length['splits'][splits[0]]['drafts'])
+    names = list(plain_forms(length['splits'][splits[0]]))
     colour = colours(names)
     rows = [*names, *LENGTHS]
     figure, (ax,) = _figure(11.5, 5.4)
@@ -114,10 +119,10 @@ def length_figure(length: Mapping[str, Any], folder: Path) -> Path:
 def offset_figure(length: Mapping[str, Any], folder: Path) -> Path:
     """Draw how often proposals up to each offset are accepted."""
     splits = [name for name in SPLITS if name in length['splits']]
-    colour = colours(list(length['splits'][splits[0]]['drafts']))
+    colour = colours(list(plain_forms(length['splits'][splits[0]])))
     figure, axes = _figure(9.5, 3.3, len(splits))
     for ax, split in zip(axes, splits):
-        for name, row in length['splits'][split]['drafts'].items():
+        for name, row in plain_forms(length['splits'][split]).items():
             points = [(i + 1, rate) for i, rate in enumerate(row['acceptance_by_offset']['rate'])
                       if rate is not None and row['acceptance_by_offset']['tried'][i] >= 10]
             ax.plot(*zip(*points), marker='o', markersize=3, color=colour[name], label=name,
@@ -167,7 +172,7 @@ def clock_figure(length: Mapping[str, Any], reuse: Mapping[str, Any] | None,
     names = {'ar-eager': 'AR, width 1 (eager)', 'ar': 'AR, width 1 (packed)'}
     for name, label in names.items():
         bars.append((label, _mean_parts([(s['clips'], s['greedy'][name]) for s in splits])))
-    for name in next(iter(splits))['drafts']:
+    for name in plain_forms(next(iter(splits))):
         bars.append((name, _mean_parts([(s['clips'], s['drafts'][name]) for s in splits])))
     if reuse is not None:
         way = reuse['ways']['0.1 s']['breakdown_ms']

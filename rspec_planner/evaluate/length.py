@@ -36,6 +36,7 @@ from rspec_planner.evaluate.intervals import (
 from rspec_planner.evaluate.pairs import rotary_pairs, training_pairs
 from rspec_planner.evaluate.reasoning_runs import EAGER, FLOOR, floor_name, PLAIN, Run
 from rspec_planner.evaluate.survey import Taken
+from rspec_planner.evaluate.tree_runs import Variant, variant_pairs
 from rspec_planner.model.draft import DraftConfig
 
 Floats = NDArray[np.float64]
@@ -164,13 +165,13 @@ def row(runs: dict[str, list[Run]], name: str, block: int, kind: str,
 
 
 def split_report(taken: Sequence[Taken], drafts: Mapping[str, DraftConfig],
-                 trees: Mapping[str, str], extra_ms: Mapping[str, float]) -> dict[str, Any]:
+                 found: Sequence[Variant], extra_ms: Mapping[str, float]) -> dict[str, Any]:
     """
     Return one split: the floors first, then every draft; greedy decoding's times beside them.
 
     drafts: configuration by name, in the order of the table, each compared with the floor of
-    its own block; trees: name of the draft whose proposals are verified as a tree, by name of
-    that contender; extra_ms: of each draft's deployed prefill beyond the plain one.
+    its own block; found: their variants, which come last; extra_ms: of each draft's deployed
+    prefill beyond the plain one.
     """
     runs: dict[str, list[Run]] = {}
     for clip in taken:
@@ -179,32 +180,36 @@ def split_report(taken: Sequence[Taken], drafts: Mapping[str, DraftConfig],
     blocks = sorted({cfg.block for cfg in drafts.values()})
     rows = {floor_name(block): row(runs, floor_name(block), block, FLOOR)
             for block in blocks if floor_name(block) in runs}
-    shapes = {**{name: name for name in drafts}, **trees}
-    rows.update({name: row(runs, name, drafts[base].block, drafts[base].kind,
-                           extra_ms.get(base, 0.0)) for name, base in shapes.items()})
+    rows.update({name: row(runs, name, cfg.block, cfg.kind, extra_ms.get(name, 0.0))
+                 for name, cfg in drafts.items()})
+    for variant in found:
+        rows[variant.name] = {
+            **row(runs, variant.name, variant.block, drafts[variant.base].kind,
+                  extra_ms.get(variant.base, 0.0)),
+            'base': variant.base, 'form': variant.form, 'nodes': variant.nodes}
     tokens = [len(run.ids) for run in runs[PLAIN]]
     return {'clips': len(taken), 'tokens': round(float(np.mean(tokens)), 4),
             'greedy': {name: {'reasoning_ms': time_summary([run.ms for run in runs[name]]),
                               'step_ms': round(per_iteration(runs[name], 'verify_ms'), 5),
                               'breakdown_ms': breakdown(runs[name])}
                        for name in (PLAIN, EAGER)},
-            'drafts': rows, 'comparisons': comparisons(runs, drafts, trees)}
+            'drafts': rows, 'comparisons': comparisons(runs, drafts, found)}
 
 
 def comparisons(runs: dict[str, list[Run]],
                 drafts: Mapping[str, DraftConfig],
-                trees: Mapping[str, str]) -> dict[str, dict[str, object]]:
+                found: Sequence[Variant]) -> dict[str, dict[str, object]]:
     """Return paired differences of L: flat minus mirror, post-trained minus before, trees."""
-    pairs = [*rotary_pairs(drafts), *training_pairs(drafts), *trees.items()]
+    pairs = [*rotary_pairs(drafts), *training_pairs(drafts), *variant_pairs(found, drafts)]
     return {f'{first} - {second}': difference_interval(counts(runs[first]), counts(runs[second]))
             for first, second in pairs}
 
 
 def length_report(taken: Sequence[Taken], drafts: Mapping[str, DraftConfig],
-                  trees: Mapping[str, str] | None = None,
+                  found: Sequence[Variant] = (),
                   extra_ms: Mapping[str, float] | None = None) -> dict[str, Any]:
     """Return the report of every split among the clips taken, see `split_report`."""
     splits = list(dict.fromkeys(clip.split for clip in taken))
     return {'splits': {split: split_report([clip for clip in taken if clip.split == split],
-                                           drafts, trees or {}, extra_ms or {})
+                                           drafts, found, extra_ms or {})
                        for split in splits}}

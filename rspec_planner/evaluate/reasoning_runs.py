@@ -23,7 +23,7 @@ are never touched, so nobody sees what another left.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 from typing import cast, Protocol
@@ -32,15 +32,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rspec_planner.decode.loop import close
-from rspec_planner.decode.reuse import place_guess, start_from_guess
+from rspec_planner.decode.reuse import place_guess
 from rspec_planner.decode.stats import DecodeStats
-from rspec_planner.decode.tree import decode_tree, MarginalTrees, Rows
-from rspec_planner.engine.executor import Executor
 from rspec_planner.engine.torch_executor import (
     flow_step_executor,
     prefill_executor,
-    tree_verify_executor,
     verify_executor,
     vision_executor,
 )
@@ -63,8 +59,6 @@ from rspec_planner.world.reasoning import opener
 
 #: names of the contenders without a learned draft
 PLAIN, EAGER, FLOOR = 'ar', 'ar-eager', 'floor'  # a floor per block: `floor_name`
-#: the most children of a tree's node
-TREE_SIBLINGS = 4
 _BUCKET = 64
 
 
@@ -119,39 +113,6 @@ class LoopContender:
         ids, stats, length = self._reasoner.reason(frame.prompt, self._stand.prefill_stage, guess)
         self._stand.wait()
         return Run(ids, stats, length, 1e3 * (perf_counter() - started))
-
-
-class TreeContender:
-    """The draft of a reasoner with a tree in every verify."""
-
-    def __init__(self, name: str, stand: Stand, reasoner: Reasoner, verify: Executor,
-                 draft: Draft) -> None:
-        """Take the tree's verify; the reasoner's own one, of chains, completes the context."""
-        self.name, self._stand, self._reasoner = name, stand, reasoner
-        self._verify, self._draft = verify, draft
-        tokens = stand.cfg.tokens
-        self._follow = {tokens.cot_end: tokens.traj_future_start}
-
-    def reason(self, frame: Frame) -> Run:
-        """Decode one frame; the clock also runs while the host grows the trees."""
-        stand, reasoner, state = self._stand, self._reasoner, self._reasoner.state
-        tokens, draft = stand.cfg.tokens, self._reasoner.draft
-        assert draft is not None
-        rows: list[Rows] = [stand.cache, stand.taps[self._draft.cfg.taps]]
-        stand.wait()
-        started = perf_counter()
-        for stage in (self._verify, reasoner.verify, draft):
-            stage.inputs['rope_delta'].fill_(frame.prompt.rope_delta)
-        start_from_guess(stand.prefill_stage, state, torch.from_numpy(frame.prompt.token_ids),
-                         (), tokens.stop_ids, stand.budget)
-        trees = MarginalTrees(draft, self._verify.inputs['ids'].shape[0], TREE_SIBLINGS,
-                              self._draft.draft_ids, self._follow)
-        stats = decode_tree(self._verify, state, tokens.stop_ids, stand.budget, trees, rows)
-        ids = state.generated
-        length, forwards = close(reasoner.verify, state, tokens.traj_future_start)
-        stand.wait()
-        return Run(ids, replace(stats, closing_forwards=forwards), length,
-                   1e3 * (perf_counter() - started))
 
 
 class Stand:
@@ -315,15 +276,6 @@ class Stand:
             self.target, self.cache, budget=self.budget, draft=draft,
             taps=self.taps[draft.cfg.taps], positions=self.positions))
 
-    def tree(self, name: str, nodes: int) -> TreeContender:
-        """Return a block draft whose marginals are verified as a tree of `nodes` nodes."""
-        draft = self.drafts[name]
-        taps = self.taps[draft.cfg.taps]
-        reasoner = Reasoner(self.target, self.cache, budget=self.budget, draft=draft, taps=taps,
-                            positions=self.positions)
-        verify = tree_verify_executor(self.target, self.cache, nodes, taps)
-        return TreeContender(tree_name(name, nodes), self, reasoner, verify, draft)
-
     def floor(self, table: Continuations, block: int) -> LoopContender:
         """Return the image-blind draft in the same loop."""
         reasoner = self._reasoner(block)
@@ -373,11 +325,6 @@ class _Junk:
 
     def enqueue(self, stream: torch.cuda.Stream | None = None) -> None:
         """Leave the proposals as they are."""
-
-
-def tree_name(draft: str, nodes: int) -> str:
-    """Return the name of a draft whose proposals are verified as a tree."""
-    return f'{draft}+tree{nodes}'
 
 
 def floor_name(block: int) -> str:

@@ -38,10 +38,11 @@ from rspec_planner.evaluate.exactness import deployed_report, Divergences, exact
 from rspec_planner.evaluate.floor import floor_table, TRAIN_CLIPS
 from rspec_planner.evaluate.length import length_report
 from rspec_planner.evaluate.pairs import described
-from rspec_planner.evaluate.reasoning_runs import Contender, Stand, tree_name
+from rspec_planner.evaluate.reasoning_runs import Contender, Stand
 from rspec_planner.evaluate.reuse import reuse_report
 from rspec_planner.evaluate.routing import DisturbanceProbe, RoutingProbe
 from rspec_planner.evaluate.survey import chosen_splits, Probe, Progress, Survey, Taken
+from rspec_planner.evaluate.tree_runs import variant_contender, variants
 from rspec_planner.model.checkpoint import read_manifest
 from rspec_planner.model.draft import DraftConfig
 from rspec_planner.planner.drafts import draft_folder, embedded_drafts
@@ -75,7 +76,7 @@ class Subject:
     floor_clips: int = TRAIN_CLIPS
     drives: int = 5
     frames: int = 60
-    trees: tuple[int, ...] = ()  # node budgets at which the first block draft is also verified
+    trees: tuple[int, ...] = ()  # node budgets of trees, see `tree_runs.variants`
 
     def loop_drafts(self) -> tuple[str, ...]:
         """Return the drafts that decode; ConfigurationError when there is none."""
@@ -108,11 +109,7 @@ class Evaluation:
         self.loop = list(dict.fromkeys(self.stand.label(name) for name in loop))
         self.configs: dict[str, DraftConfig] = {
             name: self.stand.drafts[name].cfg for name in self.loop}
-        # a corrected block gives no marginals: its offsets depend on the choices before
-        block = next((name for name, cfg in self.configs.items()
-                      if cfg.kind == 'dflash' and not cfg.correction_rank), None)
-        self.trees = {tree_name(block, nodes): (block, nodes)
-                      for nodes in subject.trees if block is not None}
+        self.variants = variants(self.configs, subject.trees)
         self.blocks = sorted({cfg.block for cfg in self.configs.values()})
         self.divergences = Divergences()
         self.routing = RoutingProbe({name: self.stand.drafts[name] for name in self.loop})
@@ -135,7 +132,7 @@ class Evaluation:
         if {'length', 'exactness', 'routing'} & set(asked):
             found += [stand.speculative(name) for name in self.loop]
         if {'length', 'exactness'} & set(asked):
-            found += [stand.tree(*tree) for tree in self.trees.values()]
+            found += [variant_contender(stand, variant) for variant in self.variants]
         if 'exactness' in asked:
             found += [stand.junk(block) for block in self.blocks]
         return found
@@ -190,14 +187,14 @@ class Evaluation:
         asked = self.questions
         found: dict[str, Any] = {}
         if 'length' in asked:
-            trees = {name: base for name, (base, _) in self.trees.items()}
             prefill = self.prefill.report()
-            found['length'] = {**length_report(taken, self.configs, trees, extra_ms(prefill)),
+            found['length'] = {**length_report(taken, self.configs, self.variants,
+                                               extra_ms(prefill)),
                                'prefill': prefill, 'floor_clips': self.subject.floor_clips}
         if 'exactness' in asked:
-            trees_too = self.configs | {name: self.configs[base]
-                                        for name, (base, _) in self.trees.items()}
-            found['exactness'] = exactness_report(taken, trees_too, self.divergences)
+            named = self.configs | {variant.name: self.configs[variant.base]
+                                    for variant in self.variants}
+            found['exactness'] = exactness_report(taken, named, self.divergences)
         if 'attention' in asked:
             found['attention'] = self.attention.report()
         if 'routing' in asked:

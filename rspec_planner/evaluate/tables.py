@@ -26,6 +26,7 @@ from rspec_planner.evaluate.published import (
     SPEEDUPS,
 )
 from rspec_planner.evaluate.results import percent, table
+from rspec_planner.evaluate.tree_runs import BRANCH, CHAIN, MARGINAL, REACH
 from rspec_planner.planner.drafts import DEFAULT_DRAFT
 
 Report = Mapping[str, Any]
@@ -75,13 +76,15 @@ def length_section(result: Report) -> str:
         'steps; for EAGLE-3, whose chain the formula does not fit, L T / (T_draft + T_verify). '
         'That is also the measured S of every row: it pays the real cost of the wide verify, '
         'which S takes for one greedy step. `NAME+treeN`: the same draft, its N most probable '
-        'prefixes verified as one tree (DDTree, arXiv 2604.12989), grown on the host.\n',
+        'prefixes by its marginals verified as one tree (DDTree, arXiv 2604.12989), grown on the '
+        'host. `NAME+branchN`: a tree of N nodes of which each was drafted behind its own '
+        'ancestors (EAGLE-2, arXiv 2406.16858). `NAME+chainN`: the same draft, a longer chain.\n',
         _clock_text(length),
         '![Accepted length](figures/accepted_length.png)\n',
         _shapes(result)]
     for split, report in length['splits'].items():
         parts += [f'### {split} ({report["clips"]} clips, {report["tokens"]:.1f} tokens)\n',
-                  _length_table(split, report), '', *_comparisons(report)]
+                  _length_table(split, report), '', *budget_table(report), *_comparisons(report)]
     parts += [*_goals(result), '\n![Acceptance by offset](figures/acceptance_by_offset.png)\n',
               '![Wall clock](figures/wall_clock.png)']
     return '\n'.join(parts)
@@ -132,6 +135,28 @@ def _length_table(split: str, report: Report) -> str:
                   'S', 'S, measured verify', 'wall clock to AR, width 1 (packed)',
                   'the same with the extra prefill', 'to AR, width 1 (eager)', 'ms p50 / p95'],
                  rows)
+
+
+def budget_table(report: Report) -> Iterator[str]:
+    """Yield EAGLE-3 as chain, tree of marginals and tree of branches at equal budgets."""
+    drafts, shown = report['drafts'], []
+    for name, row in drafts.items():
+        if row.get('form') != BRANCH:
+            continue
+        base, width = row['base'], row['block']
+        chain = base if drafts[base]['block'] == width else f'{base}+{CHAIN}{width}'
+        marginal = f'{base}+{MARGINAL}{row["nodes"]}'
+        shown.append([
+            f'`{base}`', str(row['nodes']),
+            *(f'{interval(drafts[form]["accepted_length"])}; '
+              f'{drafts[form]["wall_clock"]["reasoning_ms"]["p50"]:.1f} ms'
+              for form in (chain, marginal, name)),
+            *(change(report['comparisons'][f'{name} - {form}'], 3) for form in (chain, marginal))])
+    if shown:
+        yield ('EAGLE-3 at equal budgets: L and the median reasoning step. A chain is as long as '
+               f'the deepest path of the trees, {REACH} nodes at most.\n')
+        yield table(['draft', 'nodes', 'chain', 'tree of marginals', 'tree of branches',
+                     'branches - chain', 'branches - marginals'], shown) + '\n'
 
 
 def _comparisons(report: Report) -> Iterator[str]:

@@ -28,6 +28,7 @@ from rspec_planner.evaluate.length import (
 )
 from rspec_planner.evaluate.reasoning_runs import EAGER, floor_name, PLAIN, Run
 from rspec_planner.evaluate.survey import Taken
+from rspec_planner.evaluate.tree_runs import Variant
 from rspec_planner.model.draft import dflash_config, eagle3_config
 from rspec_planner.train.profiles import new_target
 
@@ -110,7 +111,8 @@ def test_a_draft_is_compared_with_the_floor_of_its_own_block():
               'alone': dflash_config(profile, block=5)}
     clips = [taken('val', narrow=run([3, 3]), wide=run([6]), alone=run([6]),
                    **{'wide+tree8': run([6]), floor_name(6): run([4, 2])}) for _ in range(2)]
-    rows = length_report(clips, drafts, {'wide+tree8': 'wide'})['splits']['val']['drafts']
+    trees = [Variant('wide', 'tree', nodes=8, block=6)]
+    rows = length_report(clips, drafts, trees)['splits']['val']['drafts']
     assert list(rows) == [floor_name(4), floor_name(6), *drafts, 'wide+tree8']
     assert [rows[name]['block'] for name in rows] == [4, 6, 4, 6, 5, 6]
     assert rows['narrow']['above_floor']['mean'] == 1.0  # 3 over the floor's 2

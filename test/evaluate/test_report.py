@@ -20,10 +20,15 @@ from drafted import toy_folders
 import pytest
 
 from rspec_planner.errors import ConfigurationError, EngineError
+from rspec_planner.evaluate.figures import plain_forms
 from rspec_planner.evaluate.reasoning_runs import Stand
 from rspec_planner.evaluate.report import evaluate_one, evaluate_reasoning, QUESTIONS, Subject
+from rspec_planner.evaluate.tables import budget_table
 from rspec_planner.train.profiles import new_target
 from rspec_planner.train.saving import export
+
+VARIANTS = ['block+tree4', 'block+tree12', 'chain+chain12', 'chain+tree4', 'chain+branch4',
+            'chain+tree12', 'chain+branch12']
 
 
 @pytest.fixture(scope='module')
@@ -51,7 +56,7 @@ def test_every_draft_says_and_drives_what_greedy_decoding_does(result):
     exact = result['exactness']
     assert exact['clips'] == 4 and exact['token_mismatches'] == 0
     assert exact['token_mismatches_width_1'] == 0 and not exact['divergences']
-    assert set(exact['drafts']) == {'block', 'chain', 'block+tree4', 'block+tree12'}
+    assert set(exact['drafts']) == {'block', 'chain', *VARIANTS}
     deployed = exact['deployed']
     assert (deployed['drives'], deployed['frames'], deployed['token_mismatches']) == (1, 2, 0)
     # an untrained expert magnifies the last bits that a verify of another width leaves, so only
@@ -64,9 +69,14 @@ def test_every_draft_says_and_drives_what_greedy_decoding_does(result):
 
 def test_lengths_come_with_floor_intervals_and_clocks(result):
     split = result['length']['splits']['val']
-    assert list(split['drafts']) == ['floor-b4', 'floor-b6', 'block', 'chain',
-                                     'block+tree4', 'block+tree12']
-    assert set(split['comparisons']) == {'block+tree4 - block', 'block+tree12 - block'}
+    assert list(split['drafts']) == ['floor-b4', 'floor-b6', 'block', 'chain', *VARIANTS]
+    assert set(split['comparisons']) == {
+        'block+tree4 - block', 'block+tree12 - block',
+        'chain+tree4 - chain', 'chain+branch4 - chain', 'chain+branch4 - chain+tree4',
+        'chain+tree12 - chain+chain12', 'chain+branch12 - chain+chain12',
+        'chain+branch12 - chain+tree12'}
+    assert split['drafts']['chain+branch12']['form'] == 'branch'
+    assert split['drafts']['chain+branch12']['nodes'] == 12
     more = [split['drafts'][f'block+tree{n}']['accepted_length']['mean'] for n in (4, 12)]
     assert more[0] <= more[1]  # the smaller tree is a part of the larger one
     for name, row in split['drafts'].items():
@@ -86,6 +96,17 @@ def test_lengths_come_with_floor_intervals_and_clocks(result):
     assert prefill['clips'] == 4 and prefill['plain_ms'] > 0
     assert {name: row['tail'] for name, row in prefill['drafts'].items()} == {'block': 4,
                                                                               'chain': 4}
+
+
+def test_equal_budgets_stand_in_one_table(result):
+    lines = '\n'.join(budget_table(result['length']['splits']['val'])).splitlines()
+    assert [line.split(' | ')[1] for line in lines if line.startswith('| `chain`')] == ['4', '12']
+    assert list(budget_table({'drafts': {'a': {}}})) == []
+
+
+def test_figures_leave_trees_and_longer_chains_to_the_tables(result):
+    split = result['length']['splits']['val']
+    assert list(plain_forms(split)) == ['floor-b4', 'floor-b6', 'block', 'chain']
 
 
 def test_attention_is_that_of_the_drafts_that_read_everything(result):
