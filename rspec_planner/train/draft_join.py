@@ -30,17 +30,17 @@ from typing import Any
 from rspec_planner.errors import ConfigurationError, InputError, RspecError
 
 BASE_EPOCHS = 20.0
-_WORDS = {2.0: 'two', 6.0: 'six', 40.0: 'forty'}
+_WORDS = {2.0: 'two', 6.0: 'six', 20.0: 'twenty', 40.0: 'forty'}
 _ORDINALS = ('first', 'second', 'third', 'fourth')
 
 
-def named_run(run: dict[str, Any]) -> dict[str, Any]:
+def named_run(run: dict[str, Any], base_epochs: float = BASE_EPOCHS) -> dict[str, Any]:
     """Return a run whose name tells its epochs unless they are the base's or a tag has them."""
     if 'settings' not in run:
         return run  # it failed
     epochs, name = float(run['settings']['epochs']), str(run['name'])
     tag = name.partition('+')[2]
-    known = epochs == BASE_EPOCHS or 'epochs' in tag or tag.endswith(f'-e{epochs:g}')
+    known = epochs == base_epochs or 'epochs' in tag or tag.endswith(f'-e{epochs:g}')
     found = {key: value for key, value in run.items()
              if key != 'curve' or run['group'] != 'tune'}
     if not known:
@@ -49,13 +49,14 @@ def named_run(run: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def join(paths: Sequence[Path], commands: Sequence[str] = ()) -> dict[str, Any]:
+def join(paths: Sequence[Path], commands: Sequence[str] = (),
+         base_epochs: float = BASE_EPOCHS) -> dict[str, Any]:
     """
     Return the comparisons of several result files as one; machine and data are the first's.
 
-    commands: how each was made, for files that do not say it. ConfigurationError for another
-    target, another number of commands, a run that two files hold or too many files; InputError
-    names a file that cannot be read.
+    commands: how each was made, for files that do not say it; base_epochs: those that a name
+    need not tell. ConfigurationError for another target, another number of commands, a run that
+    two files hold or too many files; InputError names a file that cannot be read.
     """
     if not 1 <= len(paths) <= len(_ORDINALS):
         raise ConfigurationError(f'{len(paths)} files: join 1 to {len(_ORDINALS)}')
@@ -65,7 +66,7 @@ def join(paths: Sequence[Path], commands: Sequence[str] = ()) -> dict[str, Any]:
     if len({content['target'] for content in contents}) > 1:
         raise ConfigurationError(f'{", ".join(map(str, paths))}: made with different targets; '
                                  'join comparisons of one target')
-    runs = [named_run(run) for content in contents for run in content['runs']]
+    runs = [named_run(run, base_epochs) for content in contents for run in content['runs']]
     keys = [run['run'] for run in runs if 'settings' in run]
     twice = sorted({key for key in keys if keys.count(key) > 1})
     if twice:
@@ -96,9 +97,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument('--out', type=Path, required=True, help='file to write')
     parser.add_argument('--command', action='append', default=[],
                         help='how each was made, in order, for files that do not say it')
+    parser.add_argument('--base-epochs', type=float, default=BASE_EPOCHS,
+                        help='runs of other epochs get them into their name')
     options = parser.parse_args(arguments)
     try:
-        content = join(options.results, options.command)
+        content = join(options.results, options.command, options.base_epochs)
     except RspecError as error:
         print(f'error: {error}', file=sys.stderr)
         return 1

@@ -61,6 +61,9 @@ def test_files_are_joined_in_order(tmp_path, capsys):
     assert found['not_finished'] == {'first': ['rest of one.json'],
                                      'second': ['rest of second.json']}
     assert join([one, two], ['p', 'q'])['commands'] == ['p', 'q']
+    assert main([str(one), str(two), '--out', str(out), '--base-epochs', '6']) == 0
+    names = [r['run'] for r in json.loads(out.read_text())['runs']]
+    assert names == ['a+twenty-epochs/s0', 'a/s0']
 
 
 def test_what_does_not_belong_together_is_refused(tmp_path):
