@@ -31,6 +31,7 @@ import warnings
 import torch
 from torch import nn, Tensor
 
+from rspec_planner.engine.onnx_rules import check_graph, OWN_LINE, STACK_TRACE
 from rspec_planner.engine.stage_decoder import PrefillStage, VerifyStage
 from rspec_planner.engine.stage_draft import draft_stage
 from rspec_planner.engine.stage_flow import FlowStage
@@ -73,8 +74,13 @@ class _WeightsOutside(nn.Module):
         return torch.func.functional_call(stage, dict(zip(names, weights)), (inputs,))
 
 
-def export_stage(stage: Stage, folder: Path) -> StageFile:
-    """Write <name>.onnx into an existing folder and return its description."""
+def export_stage(stage: Stage, folder: Path, precision: str) -> StageFile:
+    """
+    Write <name>.onnx into an existing folder and return its description.
+
+    precision: that of the stage, of PRECISIONS. EngineError when the graph breaks a rule, see
+    `onnx_rules`.
+    """
     inputs = stage.examples()
     weights = {name: blank(*weight.shape, dtype=weight.dtype)
                for name, weight in stage.named_parameters()}
@@ -85,10 +91,11 @@ def export_stage(stage: Stage, folder: Path) -> StageFile:
         dynamo=True, opset_version=OPSET, custom_translation_table=translations(),
         input_names=names, output_names=list(outputs), verbose=False))
     _separate(program.model.graph)
+    _remember_sources(program.model.graph)
     path = folder / f'{stage.name}.onnx'
     program.save(path)
     given = {**inputs, **weights}
-    return StageFile(
+    made = StageFile(
         name=stage.name, file=path.name, sha256=file_sha256(path), bytes=path.stat().st_size,
         opset=OPSET,
         inputs=tuple(_port(name, given[name], weight=_weight(name) if name in weights else None)
@@ -96,6 +103,8 @@ def export_stage(stage: Stage, folder: Path) -> StageFile:
         outputs=tuple(_port(name, tensor, alias=_alias(name, inputs))
                       for name, tensor in outputs.items()),
         operators=dict(sorted(Counter(node.op_type for node in program.model.graph).items())))
+    check_graph(path, made, precision)
+    return made
 
 
 def _outputs(stage: Stage, inputs: Mapping[str, Tensor],
@@ -118,6 +127,16 @@ def _separate(graph: Any) -> None:
         for value in node.outputs:
             if value.name in taken and not any(value is port for port in ports):
                 value.name = f'{value.name}:inner'
+
+
+def _remember_sources(graph: Any) -> None:
+    """Keep of each node's history its line in this package, which is the same everywhere."""
+    for node in graph:
+        lines = OWN_LINE.findall(node.metadata_props.get(STACK_TRACE, ''))
+        node.metadata_props.clear()
+        if lines:
+            name, number = lines[-1]
+            node.metadata_props[STACK_TRACE] = f'File "{name}", line {number}'
 
 
 def _port(name: str, tensor: Tensor, **more: Any) -> Port:
@@ -165,7 +184,7 @@ def export_stages(target: Target, draft: Draft | None, shapes: StageShapes, prec
     files = []
     for index, stage in enumerate(wanted):
         progress(index, len(wanted))
-        files.append(export_stage(stage, folder))
+        files.append(export_stage(stage, folder, precision))
     progress(len(wanted), len(wanted))
     stages = StageSet(target.cfg.name, target.cfg.to_dict(),
                       None if draft is None else draft.cfg.to_dict(), precision, shapes,

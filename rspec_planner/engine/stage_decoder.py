@@ -19,7 +19,8 @@ from collections.abc import Mapping, Sequence
 from typing import cast
 
 import torch
-from torch import nn, Tensor
+from torch import Tensor
+from torch.nn import functional
 
 from rspec_planner.engine.stage_layers import (
     additive,
@@ -58,11 +59,15 @@ def table_examples(rows: int, head_dim: int) -> dict[str, Tensor]:
     return {name: blank(rows, head_dim // 2, dtype=torch.float32) for name in ('cos', 'sin')}
 
 
-def choose(hidden: Tensor, head: nn.Linear, tokens: TokenIds) -> tuple[Tensor, Tensor]:
+def forbidden_ids(tokens: TokenIds, vocabulary: int) -> Tensor:
+    """Return (V,) bool, True for ids that never appear in a CoC: a constant of the graph."""
+    ids = torch.arange(vocabulary)
+    return (ids >= tokens.forbidden_start) & (ids < tokens.forbidden_end)
+
+
+def choose(hidden: Tensor, weight: Tensor, forbidden: Tensor) -> tuple[Tensor, Tensor]:
     """Return best (S,) int64 and logits (S, V) fp32, forbidden ids at -inf, of hidden (S, H)."""
-    logits = head(hidden).float()
-    ids = torch.arange(logits.shape[-1])
-    forbidden = (ids >= tokens.forbidden_start) & (ids < tokens.forbidden_end)
+    logits = functional.linear(hidden, weight).float()
     logits = torch.where(forbidden, float('-inf'), logits)
     return logits.argmax(-1), logits
 
@@ -102,6 +107,7 @@ class VerifyStage(Stage):
     def __init__(self, target: Target, shapes: StageShapes) -> None:
         super().__init__()
         self.text, self.cfg, self.shapes = target.text, target.cfg, shapes
+        self._forbidden = forbidden_ids(target.cfg.tokens, target.cfg.text.vocab_size)
 
     def examples(self) -> dict[str, Tensor]:
         """Return the inputs, see `Stage.examples`."""
@@ -127,7 +133,8 @@ class VerifyStage(Stage):
             if index in self.shapes.taps:
                 tap = f'tap{self.shapes.taps.index(index)}'
                 updated[tap + IN_PLACE] = kv_update(inputs[tap], x[None], start)
-        best, logits = choose(norm(self.text.norm, x)[0], self.text.lm_head, tokens)
+        best, logits = choose(norm(self.text.norm, x)[0], self.text.lm_head.weight,
+                              self._forbidden)
         committed, matched = accept(ids, best, inputs['limit'], tokens.stop_ids)
         return {'best': best, 'logits': logits, 'committed': committed, 'matched': matched,
                 'anchor': best.index_select(0, committed - 1), **updated}
@@ -148,6 +155,7 @@ class PrefillStage(Stage):
     def __init__(self, target: Target, shapes: StageShapes) -> None:
         super().__init__()
         self.text, self.cfg, self.shapes = target.text, target.cfg, shapes
+        self._forbidden = forbidden_ids(target.cfg.tokens, target.cfg.text.vocab_size)
         #: rows that the last layer computes, the last ones of prompt and guess
         self.last_rows = min(shapes.tail + shapes.guess, shapes.prompt) if shapes.tail \
             else shapes.prompt
@@ -194,7 +202,7 @@ class PrefillStage(Stage):
         end = length - inputs['guess_length'] - 1 - first
         wanted = (end + torch.arange(self.shapes.guess + 1)).clamp(max=self.last_rows - 1)
         hidden = norm(self.text.norm, x[0].index_select(0, wanted))
-        best, logits = choose(hidden, self.text.lm_head, self.cfg.tokens)
+        best, logits = choose(hidden, self.text.lm_head.weight, self._forbidden)
         return {'best': best, 'logits': logits, **updated}
 
 

@@ -28,7 +28,7 @@ from typing import cast
 import torch
 from torch import nn, Tensor
 
-from rspec_planner.engine.stage_decoder import table_examples
+from rspec_planner.engine.stage_decoder import forbidden_ids, table_examples
 from rspec_planner.engine.stage_layers import (
     additive,
     blank,
@@ -41,7 +41,6 @@ from rspec_planner.engine.stage_layers import (
 )
 from rspec_planner.engine.stage_ops import attention
 from rspec_planner.engine.stages import StageShapes
-from rspec_planner.model.config import TokenIds
 from rspec_planner.model.dflash import Dflash
 from rspec_planner.model.draft import Draft
 from rspec_planner.model.eagle3 import Eagle3
@@ -72,7 +71,7 @@ class DraftStage(Stage):
         self.text = nn.Module()
         self.text.embed_tokens, self.text.lm_head = target.text.embed_tokens, target.text.lm_head
         self.ids = None if draft.draft_ids is None else draft.draft_ids.clone()
-        self.tokens: TokenIds = target.cfg.tokens
+        self._forbidden = forbidden_ids(target.cfg.tokens, draft.cfg.target_vocab)
         self.context = draft.cfg.window or shapes.capacity
 
     def examples(self) -> dict[str, Tensor]:
@@ -106,12 +105,9 @@ class DraftStage(Stage):
         """Return (S, V_d) fp32 of states (1, S, H) before the final norm."""
         weight = cast('nn.Linear', self.text.lm_head).weight
         if self.ids is not None:
-            return nn.functional.linear(norm(self.draft.norm, x[0]),
-                                        weight.index_select(0, self.ids)).float()
+            weight = weight.index_select(0, self.ids)
         out = nn.functional.linear(norm(self.draft.norm, x[0]), weight).float()
-        ids = torch.arange(self.cfg.target_vocab)
-        forbidden = (ids >= self.tokens.forbidden_start) & (ids < self.tokens.forbidden_end)
-        return torch.where(forbidden, float('-inf'), out)
+        return out if self.ids is not None else torch.where(self._forbidden, float('-inf'), out)
 
     def target_ids(self, chosen: Tensor) -> Tensor:
         """Return the target ids of head rows (S,)."""
