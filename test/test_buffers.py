@@ -143,6 +143,15 @@ def test_a_hole_and_a_camera_ahead_of_time_are_out_of_tolerance(buffer):
     refused(buffer, 'image_out_of_tolerance', 't0-0.3 s is 1300.0 ms away')
 
 
+@pytest.mark.parametrize('yaw_rate', [0.3, -0.3])
+def test_short_extrapolation_keeps_the_turn(buffer, yaw_rate):
+    add_images(buffer)
+    add_poses(buffer, range(-1600, -10, 10), speed=20.0, yaw_rate=yaw_rate)
+    seen = buffer.select(T0)
+    assert np.allclose(seen.ego_pose_at_t0[:3, 3], 0.0, atol=1e-4)
+    assert yaw_of(seen.ego_pose_at_t0[None])[0] == pytest.approx(0.0, abs=1e-9)
+
+
 def test_late_odometry_is_a_gap(buffer):
     add_images(buffer)
     add_poses(buffer, range(-1600, -70, 10))

@@ -35,9 +35,9 @@ from rspec_planner.errors import ConfigurationError
 from rspec_planner.model.config import ProfileConfig
 from rspec_planner.planner.frames import CameraFrame, FrameDecoder, FrameFault, ImageSource
 from rspec_planner.planner.history import (
+    extrapolate_pose,
     history_stamps,
     resample_poses,
-    rotation_matrices,
     to_local,
 )
 from rspec_planner.planner.observation import Observation
@@ -66,7 +66,7 @@ class SelectionLimits:
 
     image_tolerance_ms: float = 50.0
     odometry_max_gap_ms: float = 100.0
-    odometry_max_extrapolation_ms: float = 20.0  # at constant speed along the heading
+    odometry_max_extrapolation_ms: float = 20.0  # at constant speed and turn rate
     max_input_age_ms: float = 300.0
     aspect_tolerance: float = 0.02  # relative difference of width / height from the model's
     image_window_s: float = 2.0
@@ -348,7 +348,7 @@ class ObservationBuffer:
         times = np.array(stamps[first:last + 1], dtype=np.int64)
         values = np.array([entry.values for entry in entries])
         if times[-1] < t0_ns:
-            values = np.concatenate([values, self._extrapolated(values[-1], times[-1], t0_ns)])
+            values = np.concatenate([values, self._extrapolated(times, values, t0_ns)])
             times = np.append(times, np.int64(t0_ns))
         self._check_gaps(times, t0_ns)
         return times, values, entries[-1].frame_id
@@ -371,18 +371,17 @@ class ObservationBuffer:
                     f'{entry.frame_id!r} to {newest!r} {(t0_ns - stamp) / _SECOND:.2f} s before '
                     't0; wait for a whole history in one frame')
 
-    def _extrapolated(self, last: NDArray[np.float64], stamp_ns: np.int64,
+    def _extrapolated(self, times: NDArray[np.int64], values: NDArray[np.float64],
                       t0_ns: int) -> NDArray[np.float64]:
-        """Return one sample (1, 8) at t0: constant speed along the heading, same rotation."""
-        missing_ms = (t0_ns - int(stamp_ns)) / _MS
+        """Return one sample (1, 8) at t0, a little after the newest one."""
+        missing_ms = (t0_ns - int(times[-1])) / _MS
         limit_ms = self._limits.odometry_max_extrapolation_ms
         if missing_ms > limit_ms:
             raise _Refused('odometry_gap', f'odometry ends {missing_ms:.1f} ms before t0, '
                            f'limit {limit_ms:.1f} ms')
-        sample = last.copy()
-        heading = rotation_matrices(last[None, 3:7])[0, :, 0]
-        sample[:3] += heading * last[7] * missing_ms / 1e3
-        return sample[None]
+        speed = values[-1, 7]
+        position, rotation = extrapolate_pose(times, values[:, :3], values[:, 3:7], speed, t0_ns)
+        return np.concatenate([position, rotation, [speed]])[None]
 
     def _check_gaps(self, times: NDArray[np.int64], t0_ns: int) -> None:
         gaps = np.diff(times)

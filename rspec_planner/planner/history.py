@@ -85,6 +85,24 @@ def resample_poses(stamps_ns: NDArray[np.int64], positions: Floats, quaternions:
     return poses
 
 
+def extrapolate_pose(stamps_ns: NDArray[np.int64], positions: Floats, quaternions: Floats,
+                     speed_mps: float, stamp_ns: int) -> tuple[Floats, Floats]:
+    """
+    Return position (3,) and quaternion (4,) after the newest of n >= 2 samples.
+
+    Constant speed along the heading and constant turn rate, that of the last 0.1 s: between two
+    samples 5 ms apart noise would be taken for a turn. Without the turn a vehicle at 0.15 rad/s
+    seen 3 ms later has its history 22 m behind 1 cm beside the road.
+    """
+    base = min(int(np.searchsorted(stamps_ns, stamps_ns[-1] - HISTORY_STEP_NS)),
+               len(stamps_ns) - 2)
+    span, ahead = float(stamps_ns[-1] - stamps_ns[base]), float(stamp_ns - int(stamps_ns[-1]))
+    unit = quaternions / np.linalg.norm(quaternions, axis=-1, keepdims=True)
+    turned = slerp(unit[[base, base]], unit[[-1, -1]], 1.0 + np.array([0.5, 1.0]) * ahead / span)
+    heading = rotation_matrices(turned[:1])[0, :, 0]  # halfway, so the chord of the arc
+    return positions[-1] + heading * speed_mps * ahead / 1e9, turned[1]
+
+
 def to_local(poses: Floats, reference: Floats) -> Floats:
     """
     Express (n, 4, 4) poses in the frame of `reference` (4, 4): R0^-1 (p - p0), R0^-1 R.
