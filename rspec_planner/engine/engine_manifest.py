@@ -294,6 +294,11 @@ def check_ports(found: Sequence[Port], expected: Sequence[Port], origin: str) ->
             raise EngineError(f'{origin} has a surplus {describe(port)}: {remedy}')
 
 
+def bare(ports: Sequence[Port]) -> tuple[Port, ...]:
+    """Return ports without what a library does not know of them: weights and aliases."""
+    return tuple(Port(port.name, port.dtype, port.shape) for port in ports)
+
+
 def describe(port: Port) -> str:
     """Return a port as one word for people: k0_out float16[1, 2, 64, 64] = k0."""
     bound = port.alias or (f'{port.weight.checkpoint} {port.weight.tensor}' if port.weight else '')

@@ -44,17 +44,18 @@ class BuiltEngine:
     """
     A plan in memory and what is known of it.
 
-    ports: inputs, then outputs, with name, dtype and shape only. aliases: see `Graph`.
-    seconds: wall clock of parsing and building. peak_mib: largest resident size meanwhile, 0
-    where it cannot be measured. warnings: of the build, those of the parser are errors.
+    ports: inputs, then outputs, with name, dtype and shape only. seconds: wall clock of parsing
+    and building. cpu_seconds: processor time of the same. peak_mib: largest resident size of
+    the process meanwhile, 0 where it cannot be measured. warnings: of the build, those of the
+    parser are errors.
     """
 
     plan: Any
     ports: tuple[Port, ...]
-    aliases: dict[str, str]
     flags: tuple[str, ...]
     warnings: tuple[str, ...]
     seconds: float
+    cpu_seconds: float
     peak_mib: int
 
 
@@ -69,7 +70,7 @@ def build_engine(library: Library, onnx_path: str | Path, targets: tuple[str, ..
     """
     graph = read_graph(onnx_path)
     check_memory(str(onnx_path), graph.constant_bytes)
-    started = time.perf_counter()
+    started, started_cpu = time.perf_counter(), time.process_time()
     with peak_memory() as peak:
         network = Network(library, onnx_path)
         network.parse(graph)
@@ -85,8 +86,9 @@ def build_engine(library: Library, onnx_path: str | Path, targets: tuple[str, ..
     network.refuse_unused(warnings)
     if timing_cache and _has_timing_cache(library):
         write_atomically(timing_cache, memoryview(config.get_timing_cache().serialize()))
-    return BuiltEngine(memoryview(plan), network.ports(), graph.aliases, flags, warnings,
-                       time.perf_counter() - started, peak[0] // MIB if peak else 0)
+    return BuiltEngine(memoryview(plan), network.ports(), flags, warnings,
+                       time.perf_counter() - started, time.process_time() - started_cpu,
+                       peak[0] // MIB if peak else 0)
 
 
 def _has_timing_cache(library: Library) -> bool:

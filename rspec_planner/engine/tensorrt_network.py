@@ -28,6 +28,7 @@ from pathlib import Path
 import re
 from typing import Any
 
+from rspec_planner.engine.onnx_rules import source_line
 from rspec_planner.engine.stages import Port
 from rspec_planner.engine.tensorrt_library import Library
 from rspec_planner.errors import EngineError
@@ -39,9 +40,6 @@ _UNUSED = 'Unused Input'
 #: ONNX operator -> the fused layer that it must become
 _FUSED = {'Attention': 'ATTENTION_INPUT', 'TensorScatter': 'KV_CACHE_UPDATE',
           'RotaryEmbedding': 'ROTARY_EMBEDDING'}
-#: where the exporter of PyTorch keeps the Python lines that a node comes from
-_STACK_KEY = 'pkg.torch.onnx.stack_trace'
-_STACK_LINE = re.compile(r'File "([^"]+)", line (\d+)')
 #: library's name of a type -> PyTorch's
 _DTYPES = {'FLOAT': 'float32', 'HALF': 'float16', 'BF16': 'bfloat16', 'INT64': 'int64',
            'INT32': 'int32', 'INT8': 'int8', 'UINT8': 'uint8', 'BOOL': 'bool',
@@ -53,12 +51,11 @@ class Graph:
     """
     What an ONNX file says of itself.
 
-    counts: operator -> nodes. aliases: output -> the input that it updates in place.
-    constant_bytes: size of all initializers. sources: node index -> 'file.py:line'.
+    counts: operator -> nodes. constant_bytes: size of all initializers. sources: node index ->
+    'file.py:line'.
     """
 
     counts: dict[str, int]
-    aliases: dict[str, str]
     constant_bytes: int
     sources: dict[int, str]
 
@@ -80,12 +77,11 @@ def read_graph(path: str | Path) -> Graph:
     counts: dict[str, int] = {}
     for node in nodes:
         counts[node.op_type] = counts.get(node.op_type, 0) + 1
-    aliases = {node.output[0]: node.input[0] for node in nodes if node.op_type == 'TensorScatter'}
     size = sum(onnx.helper.tensor_dtype_to_np_dtype(entry.data_type).itemsize
                * _product(entry.dims) for entry in model.graph.initializer)
     sources = {index: source for index, node in enumerate(nodes)
-               if (source := _source(node.metadata_props))}
-    return Graph(counts, aliases, size, sources)
+               if (source := source_line(node))}
+    return Graph(counts, size, sources)
 
 
 def _product(sizes: Any) -> int:
@@ -93,19 +89,6 @@ def _product(sizes: Any) -> int:
     for size in sizes:
         total *= size
     return total
-
-
-def _source(properties: Any) -> str:
-    """Return the innermost line of our own code in a node's stack trace; '' without one."""
-    for entry in properties:
-        if entry.key == _STACK_KEY:
-            lines = _STACK_LINE.findall(entry.value)
-            own = [line for line in lines if 'rspec_planner' in line[0]] or lines
-            if own:
-                name, number = own[-1]
-                short = name[name.rfind('rspec_planner/'):] if 'rspec_planner/' in name else name
-                return f'{short}:{number}'
-    return ''
 
 
 class Network:

@@ -30,6 +30,7 @@ from typing import Any
 import torch
 
 from rspec_planner.engine.engine_manifest import (
+    bare,
     check_ports,
     EngineManifest,
     Expectation,
@@ -112,7 +113,7 @@ def load_engine(library: Library, gpu: Gpu, folder: str | Path, stages: StageSet
         if engine is None:
             raise EngineError(f'{origin}: {library.flavour.name} does not read it '
                               f'({library.log.errors()}): build it again on this version')
-        check_ports(engine_ports(engine), _bare(manifest.ports), origin)
+        check_ports(engine_ports(engine), bare(manifest.ports), origin)
         _check_aliases(engine, manifest, origin)
         cache_path = _cache_path(Path(folder), manifest, gpu)
         context, cache, state = _create_context(library, engine, cache_path)
@@ -141,11 +142,6 @@ def engine_ports(engine: Any) -> tuple[Port, ...]:
     names = [engine.get_tensor_name(index) for index in range(engine.num_io_tensors)]
     return tuple(Port(name, dtype_name(engine.get_tensor_dtype(name)),
                       tuple(engine.get_tensor_shape(name))) for name in names)
-
-
-def _bare(ports: tuple[Port, ...]) -> tuple[Port, ...]:
-    """Return ports without what an engine does not know: weights and aliases."""
-    return tuple(Port(port.name, port.dtype, port.shape) for port in ports)
 
 
 def _check_aliases(engine: Any, manifest: EngineManifest, origin: str) -> None:
