@@ -40,6 +40,8 @@ def generate_launch_description():
         DeclareLaunchArgument('seed', default_value='0', description='Seed of the drive.'),
         DeclareLaunchArgument('scenario', default_value='',
                               description='Scenario families, comma separated; empty for all.'),
+        DeclareLaunchArgument('encoding', default_value='jpeg',
+                              description='How the cameras publish: jpeg or rgb8.'),
         DeclareLaunchArgument('rviz', default_value='true', description='Start RViz as well.'),
     ]
     planner = IncludeLaunchDescription(
@@ -48,7 +50,8 @@ def generate_launch_description():
     world = ExecuteProcess(
         cmd=[sys.executable, '-m', 'rspec_planner.live.world_publisher',
              '--seconds', LaunchConfiguration('seconds'), '--seed', LaunchConfiguration('seed'),
-             '--scenario', LaunchConfiguration('scenario')],
+             '--scenario', LaunchConfiguration('scenario'),
+             '--encoding', LaunchConfiguration('encoding')],
         output='screen')
     finished = RegisterEventHandler(OnProcessExit(
         target_action=world, on_exit=[EmitEvent(event=Shutdown(reason='the drive is over'))]))

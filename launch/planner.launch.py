@@ -23,35 +23,31 @@ from launch_ros.parameter_descriptions import ParameterValue
 from rspec_planner.command_line import default_remaps
 from rspec_planner.transport import config_path, fastdds_environment
 
-#: argument -> (topic in code, default topic); outputs keep their own names by default
-OUTPUTS = {
-    'output_path': ('~/output/path', '/planning/rspec_planner/output/path'),
-    'output_trajectory': ('~/output/trajectory', '/planning/rspec_planner/output/trajectory'),
-    'output_reasoning': ('~/output/reasoning', '/planning/rspec_planner/output/reasoning'),
-}
+#: inputs and outputs that keep their own name, below the node's, unless they are mapped
+OWN_NAMES = ('~/input/navigation_text', '~/output/path', '~/output/trajectory',
+             '~/output/trajectories', '~/output/reasoning')
 
 
 def topic_arguments():
     """Return argument name -> (topic in code, default topic) of every input and output."""
-    inputs = {name.replace('~/input/', 'input_'): (name, topic)
-              for name, topic in default_remaps().items()}
-    text = {'input_navigation_text': ('~/input/navigation_text',
-                                      '/planning/rspec_planner/input/navigation_text')}
-    return {**inputs, **text, **OUTPUTS}
+    topics = {**default_remaps(), **{name: name for name in OWN_NAMES}}
+    return {name.removeprefix('~/').replace('/', '_'): (name, topic)
+            for name, topic in topics.items()}
 
 
 def declare_arguments():
     """Return all arguments; each one has a description and a default."""
     plain = [
         ('rspec_planner_param_path', str(config_path('rspec_planner.param.yaml')),
-         'Parameter file of the node.'),
-        ('namespace', 'planning', 'Namespace of the node.'),
+         'Parameter file of the node; it may hold just the values that replace shipped ones.'),
+        ('namespace', 'planning', 'Namespace of the node; its outputs follow.'),
         ('use_sim_time', 'false', 'Follow /clock; needed when a bag is played.'),
         ('autostart', 'true', 'Configure and activate without a lifecycle manager.'),
-        ('use_respawn', 'false', 'Start the node again when it dies.'),
+        ('use_respawn', 'false', 'Start the node again, 2 s after it died.'),
         ('log_level', 'info', 'Log level of the node.'),
         ('rviz', 'false', 'Start RViz as well.'),
-        ('rviz_config', str(config_path('rspec_planner.rviz')), 'RViz configuration file.'),
+        ('rviz_config', str(config_path('rspec_planner.rviz')),
+         'RViz configuration file; rspec_planner_autoware.rviz beside it has Autoware displays.'),
     ]
     topics = [(argument, topic, f'Topic that {name} is mapped to.')
               for argument, (name, topic) in topic_arguments().items()]
@@ -64,7 +60,7 @@ def planner_node():
     return Node(
         package='rspec_planner', executable='rspec_planner_node', name='rspec_planner',
         namespace=LaunchConfiguration('namespace'), output='screen',
-        respawn=LaunchConfiguration('use_respawn'),
+        respawn=LaunchConfiguration('use_respawn'), respawn_delay=2.0,
         parameters=[
             LaunchConfiguration('rspec_planner_param_path'),
             {'use_sim_time': ParameterValue(LaunchConfiguration('use_sim_time'), value_type=bool),

@@ -28,13 +28,12 @@ from typing import Any
 
 import yaml
 
-from rspec_planner.command_line import camera_topic, ODOMETRY_TOPIC
+from rspec_planner.command_line import camera_topic, NAVIGATION_TOPIC, ODOMETRY_TOPIC
 from rspec_planner.errors import ConfigurationError, InputError
 
 IMAGE_TYPES = ('sensor_msgs/msg/Image', 'sensor_msgs/msg/CompressedImage')
 ODOMETRY_TYPE = 'nav_msgs/msg/Odometry'
 TEXT_TYPE = 'std_msgs/msg/String'
-DEFAULT_TEXT = '/planning/rspec_planner/input/navigation_text'
 
 
 @dataclass(frozen=True)
@@ -120,7 +119,7 @@ def choose_topics(bag: Path, types: Mapping[str, str], counts: Mapping[str, int]
     odometry = names.odometry or ODOMETRY_TOPIC
     if found.get(odometry) != ODOMETRY_TYPE:
         missing.append(('odometry', [odometry]))
-    text = names.navigation_text or DEFAULT_TEXT
+    text = names.navigation_text or NAVIGATION_TOPIC
     if names.navigation_text and found.get(text) != TEXT_TYPE:
         missing.append(('navigation_text', [text]))
     if missing:

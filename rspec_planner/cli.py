@@ -212,11 +212,15 @@ def plan(bag: Path, out: Path | None, records: Path | None, topics: Path | None,
 @click.argument('bag', type=click.Path(path_type=Path))
 @click.option('--rate', type=float, default=1.0, show_default=True)
 @click.option('--loop', is_flag=True, help='Start again at the end, until Ctrl-C.')
+@click.option('--topics', type=click.Path(path_type=Path),
+              help='YAML that maps topics of the bag to cameras and odometry.')
+@click.option('--inputs-only', is_flag=True, help='Leave out what a planner published.')
 @reports()
-def replay(bag: Path, rate: float, loop: bool) -> Mapping[str, Any]:
+def replay(bag: Path, rate: float, loop: bool, topics: Path | None,
+           inputs_only: bool) -> Mapping[str, Any]:
     """Publish BAG on ROS topics, with /clock."""
     from rspec_planner.live.replay import run_replay
-    return run_replay(bag, rate, loop)
+    return run_replay(bag, rate, loop, topics=topics, inputs_only=inputs_only)
 
 
 for group in (train, evaluate, bench, engine):

@@ -37,6 +37,7 @@ from rspec_planner.planner.camera_roles import BY_INDEX
 from rspec_planner.transport import config_path
 
 ODOMETRY_TOPIC = '/localization/kinematic_state'
+NAVIGATION_TOPIC = '/planning/rspec_planner/input/navigation_text'
 
 USAGE = """\
 usage: rspec_planner_node [--ros-args ...]

@@ -51,7 +51,7 @@ def stand_ins():
         'launch': ['LaunchDescription'],
         'launch.actions': ['DeclareLaunchArgument', 'SetEnvironmentVariable', 'EmitEvent',
                            'ExecuteProcess', 'IncludeLaunchDescription', 'RegisterEventHandler'],
-        'launch.conditions': ['IfCondition'],
+        'launch.conditions': ['IfCondition', 'LaunchConfigurationNotEquals'],
         'launch.event_handlers': ['OnProcessExit'],
         'launch.events': ['Shutdown'],
         'launch.launch_description_sources': ['PythonLaunchDescriptionSource'],
@@ -69,16 +69,18 @@ def stand_ins():
     return made
 
 
+def load(path):
+    """Return the actions of a launch file that is run against the stand-ins."""
+    spec = importlib.util.spec_from_file_location(path.stem.replace('.', '_'), path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.generate_launch_description().args[0]
+
+
 @pytest.fixture
 def described(monkeypatch):
     for name, module in stand_ins().items():
         monkeypatch.setitem(sys.modules, name, module)
-
-    def load(path):
-        spec = importlib.util.spec_from_file_location(path.stem.replace('.', '_'), path)
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        return module.generate_launch_description().args[0]
     return load
 
 
@@ -90,7 +92,7 @@ def arguments_of(actions):
 def used_configurations(thing, found):
     """Collect the names of all LaunchConfigurations below an action."""
     if isinstance(thing, Action):
-        if thing.kind == 'LaunchConfiguration':
+        if thing.kind in ('LaunchConfiguration', 'LaunchConfigurationNotEquals'):
             found.add(thing.args[0])
         for part in (*thing.args, *thing.options.values()):
             used_configurations(part, found)
@@ -138,8 +140,10 @@ def test_remaps_are_those_of_the_node_without_launch(described):
               for name, target in planner_of(actions).options['remappings']}
     for name, topic in default_remaps().items():
         assert remaps[name] == topic
-    assert all(name.startswith('~/') and topic.startswith('/')
-               for name, topic in remaps.items())
+    # what is not an input of the vehicle keeps its own name, so that it follows the namespace
+    assert {name: topic for name, topic in remaps.items() if name not in default_remaps()} == {
+        name: name for name in ('~/input/navigation_text', '~/output/path', '~/output/trajectory',
+                                '~/output/trajectories', '~/output/reasoning')}
 
 
 def test_included_files_get_arguments_that_they_declare(described):

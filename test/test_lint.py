@@ -44,7 +44,7 @@ ALLOWED = {
 }
 #: files beside the rooms that stand on top; every other one belongs to the node
 TOP = {'cli', 'cli_engine', 'cli_evaluate', 'cli_report', 'cli_research', 'doctor', 'offline',
-       'offline_bag', 'bag_topics'}
+       'offline_bag'}
 ROS = re.compile(r'rclpy|rcl_interfaces|\w+_msgs|builtin_interfaces|tf2_ros|ament_index_python')
 
 

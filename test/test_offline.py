@@ -20,8 +20,9 @@ from drives import Ego, RIG, StraightDrive
 import numpy as np
 import pytest
 
-from rspec_planner.bag_topics import DEFAULT_TEXT, propose_cameras, TopicNames
+from rspec_planner.bag_topics import propose_cameras, TopicNames
 from rspec_planner.command_line import camera_topic
+from rspec_planner.command_line import NAVIGATION_TOPIC as NODE_NAVIGATION_TOPIC
 from rspec_planner.command_line import ODOMETRY_TOPIC as NODE_ODOMETRY_TOPIC
 from rspec_planner.decode.state import DecodeStats
 from rspec_planner.errors import ConfigurationError, InputError
@@ -135,7 +136,8 @@ def test_plans_begin_with_the_first_full_history(bag, tmp_path):
 
 def test_the_world_records_on_the_topics_of_the_node():
     assert [image_topic(c) for c in CAMERAS] == [camera_topic(c) for c in CAMERAS]
-    assert (ODOMETRY_TOPIC, NAVIGATION_TOPIC) == (NODE_ODOMETRY_TOPIC, DEFAULT_TEXT)
+    assert (ODOMETRY_TOPIC, NAVIGATION_TOPIC) == (
+        NODE_ODOMETRY_TOPIC, NODE_NAVIGATION_TOPIC)
 
 
 def test_records_hold_what_the_planner_said(bag, tmp_path):

@@ -18,22 +18,27 @@ from __future__ import annotations
 import json
 from pathlib import Path
 import threading
+import time
 
 import numpy as np
 import pytest
 
 pytest.importorskip('rclpy', reason='rclpy is not installed (requirements-ros.txt)')
 
+from drives import Ego
 from geometry_msgs.msg import PointStamped
+from nav_msgs.msg import Odometry
 from rosgraph_msgs.msg import Clock
+from sensor_msgs.msg import CompressedImage
 from std_msgs.msg import String
 
 from rspec_planner.errors import ConfigurationError, InputError
 from rspec_planner.live.processes import free_domain_id, Processes
-from rspec_planner.live.replay import run_replay
+from rspec_planner.live.replay import new_names, run_replay
 from rspec_planner.live.session import ros_node
 from rspec_planner.ros_conversions import stamp_to_ns
-from rspec_planner.world.bag import BagWriter, message
+from rspec_planner.world.bag import BagReader, BagWriter, message
+from rspec_planner.world.messages import odometry_message
 
 pytestmark = pytest.mark.ros
 
@@ -143,3 +148,83 @@ def test_bag_without_a_known_type_is_refused(tmp_path, monkeypatch):
         writer.write('/tf', START_NS, message('tf2_msgs/TFMessage', transforms=[]))
     with pytest.raises(InputError, match='holds no message that can be published here'):
         run_replay(path, progress=False)
+
+
+NODE_TOPICS = {f'/sensing/camera/{name}/image_raw/compressed'
+               for name in ('cross_left', 'front_wide', 'cross_right', 'front_tele')} | {
+                   '/localization/kinematic_state'}
+
+
+@pytest.fixture
+def foreign(tmp_path) -> Path:
+    """Return a bag with a vehicle's own names, a plan that it once made, and a mapping file."""
+    path = tmp_path / 'foreign.mcap'
+    with BagWriter(path) as writer:
+        for name in ('left', 'front', 'right', 'tele'):
+            writer.add_topic(f'/cam/{name}', 'sensor_msgs/CompressedImage')
+            writer.write(f'/cam/{name}', START_NS, message(
+                'sensor_msgs/CompressedImage', header=header(), format='jpeg',
+                data=np.zeros(4, np.uint8)))
+        writer.add_topic('/odom', 'nav_msgs/Odometry')
+        writer.write('/odom', START_NS, odometry_message(header(), Ego(), (0.0, 0.0, 0.0, 1.0)))
+        for topic in ('/planning/rspec_planner/output/reasoning', '/text'):
+            writer.add_topic(topic, 'std_msgs/String')
+            writer.write(topic, START_NS, message('std_msgs/String', data='x'))
+    (tmp_path / 'map.yaml').write_text(
+        'cameras: {cross_left: /cam/left, front_wide: /cam/front, cross_right: /cam/right, '
+        'front_tele: /cam/tele}\nodometry: /odom\n')
+    return path
+
+
+def header():
+    return message('std_msgs/Header', frame_id='', stamp=message(
+        'builtin_interfaces/Time', sec=START_NS // 10**9, nanosec=START_NS % 10**9))
+
+
+def test_a_mapping_publishes_under_the_names_of_the_node(foreign, tmp_path):
+    with BagReader(foreign) as reader:
+        names = new_names(foreign, reader, tmp_path / 'map.yaml', inputs_only=True)
+        assert {name for name in names.values() if name} == NODE_TOPICS
+        assert names['/cam/front'] == '/sensing/camera/front_wide/image_raw/compressed'
+        assert names['/planning/rspec_planner/output/reasoning'] == '' and '/text' not in names
+        assert new_names(foreign, reader, None, inputs_only=False) == {}
+        (tmp_path / 'map.yaml').write_text('odometry: /odom\n')
+        with pytest.raises(InputError, match='front_wide: /cam/front'):
+            new_names(foreign, reader, tmp_path / 'map.yaml', inputs_only=False)
+
+
+def test_a_planner_that_still_loads_is_waited_for(foreign, tmp_path, monkeypatch):
+    domain = free_domain_id()
+    monkeypatch.setenv('ROS_DOMAIN_ID', str(domain))
+    monkeypatch.setenv('ROS_AUTOMATIC_DISCOVERY_RANGE', 'LOCALHOST')
+    with ros_node('listener') as (node, executor), \
+            Processes(tmp_path / 'logs', domain_id=domain) as processes:
+        child = processes.start_module(
+            'replay', 'rspec_planner.live.replay', str(foreign), '--topics',
+            str(tmp_path / 'map.yaml'), '--inputs-only', '--wait', '60')
+        topics = sorted(NODE_TOPICS)
+        received = []
+        for topic in topics:
+            kind = Odometry if 'localization' in topic else CompressedImage
+            assert child.running
+            deadline = time.monotonic() + 20
+            while not node.count_publishers(topic) and time.monotonic() < deadline:
+                executor.spin_once(timeout_sec=0.05)
+            node.create_subscription(kind, topic, received.append, 10)
+        while child.running:
+            executor.spin_once(timeout_sec=0.1)
+        assert child.process.returncode == 0, child.tail()
+        assert json.loads(child.log.read_text().splitlines()[-1])['messages'] == 6
+        assert 'no planner listens' not in child.log.read_text()
+    assert len(received) == len(topics)
+
+
+def test_a_bag_of_plans_alone_has_no_inputs(tmp_path, monkeypatch):
+    monkeypatch.setenv('ROS_DOMAIN_ID', str(free_domain_id()))
+    path = tmp_path / 'plans.mcap'
+    with BagWriter(path) as writer:
+        writer.add_topic('/planning/rspec_planner/output/reasoning', 'std_msgs/String')
+        writer.write('/planning/rspec_planner/output/reasoning', START_NS,
+                     message('std_msgs/String', data='x'))
+    with pytest.raises(InputError, match='no message that can be published'):
+        run_replay(path, inputs_only=True, progress=False)
