@@ -18,31 +18,31 @@ The same launches run here through the reference kernels, and on a GPU through t
 """
 
 from dataclasses import replace
-import sys
 from pathlib import Path
+import sys
 
 import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from draft_reference import randomise, small_draft, small_profile  # noqa: E402
+from draft_reference import randomise, small_draft, small_profile
 
-from rspec_planner.decode.loop import close, decode  # noqa: E402
-from rspec_planner.decode.reuse import place_guess, start_from_guess  # noqa: E402
-from rspec_planner.decode.state import DecodeState  # noqa: E402
-from rspec_planner.engine.cuda_loop import DeviceFrame  # noqa: E402
-from rspec_planner.engine.draft_executor import draft_executor  # noqa: E402
-from rspec_planner.engine.torch_executor import (  # noqa: E402
+from rspec_planner.decode.loop import close, decode
+from rspec_planner.decode.reuse import place_guess, start_from_guess
+from rspec_planner.decode.state import DecodeState
+from rspec_planner.engine.cuda_loop import DeviceFrame
+from rspec_planner.engine.draft_executor import draft_executor
+from rspec_planner.engine.torch_executor import (
     flow_step_executor,
     prefill_executor,
     verify_executor,
 )
-from rspec_planner.errors import ConfigurationError  # noqa: E402
-from rspec_planner.model.config import CameraConfig  # noqa: E402
-from rspec_planner.model.flow import euler_sample  # noqa: E402
-from rspec_planner.model.taps import TapBuffer  # noqa: E402
-from rspec_planner.model.target import Target  # noqa: E402
-from rspec_planner.model.text import KVCache  # noqa: E402
+from rspec_planner.errors import ConfigurationError
+from rspec_planner.model.config import CameraConfig
+from rspec_planner.model.flow import euler_sample
+from rspec_planner.model.taps import TapBuffer
+from rspec_planner.model.target import Target
+from rspec_planner.model.text import KVCache
 
 CAPACITY, BUDGET, IMAGE_TOKENS = 128, 18, 8
 SMALL = small_profile()
