@@ -75,6 +75,27 @@ def subject_options(split: str = 'all', clips: int | None = None
     return decorate
 
 
+def sampling_options(temperature: float) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Give an evaluation of drafts its --temperature, --top-p and --seed."""
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        for option in reversed((
+                click.option('--temperature', type=float, default=temperature, show_default=True,
+                             help='Also sample, by both exact rules. 0: greedy alone.'),
+                click.option('--top-p', type=float, default=0.98, show_default=True),
+                click.option('--seed', type=click.IntRange(0, 2 ** 31 - 1), default=0,
+                             show_default=True, help='Of the sampling.'))):
+            function = option(function)
+        return function
+    return decorate
+
+
+def _sampled(options: dict[str, Any]) -> dict[str, Any]:
+    """Return options with the three of `sampling_options` as what they stand for."""
+    from rspec_planner.evaluate.sampled_runs import Sampling
+    values = [options.pop(name) for name in ('temperature', 'top_p', 'seed')]
+    return {**options, 'sampling': Sampling(*values) if values[0] else None}
+
+
 def _ask(question: str, drafts: Sequence[str], **options: Any) -> Mapping[str, Any]:
     from rspec_planner.evaluate.report import evaluate_one, Subject
     return evaluate_one(question, Subject(drafts=tuple(drafts), **options), share)
@@ -85,10 +106,11 @@ def _ask(question: str, drafts: Sequence[str], **options: Any) -> Mapping[str, A
 @click.option('--floor-clips', type=int, default=FLOOR_CLIPS, show_default=True,
               help='Training texts that the image-blind floor reads.')
 @_TREES
+@sampling_options(0.0)
 @reports()
 def evaluate_length(**options: Any) -> Mapping[str, Any]:
     """Measure accepted length and speed of drafts, beside the floor and greedy decoding."""
-    return _ask('length', **options)
+    return _ask('length', **_sampled(options))
 
 
 @evaluate.command('exactness')
@@ -144,6 +166,7 @@ def evaluate_reuse(**options: Any) -> Mapping[str, Any]:
 @click.option('--drives', type=int, default=5, show_default=True)
 @click.option('--frames', type=int, default=60, show_default=True)
 @_TREES
+@sampling_options(0.6)
 @click.option('--driving/--no-driving', default=True, show_default=True,
               help='Also repeat the open-loop driving tables.')
 @click.option('--data', type=click.Path(path_type=Path), default=Path('docs/data'),
@@ -159,6 +182,6 @@ def evaluate_all(drafts: Sequence[str], readers: Sequence[str], driving: bool, d
     from rspec_planner.evaluate.everything import evaluate_everything
     from rspec_planner.evaluate.report import Subject
     options['trees'] = tuple(options['trees']) or TREES
-    subject = Subject(drafts=tuple(drafts), readers=tuple(readers), **options)
+    subject = Subject(drafts=tuple(drafts), readers=tuple(readers), **_sampled(options))
     return evaluate_everything(subject, driving=driving, data=data, docs=docs, redraw=redraw,
                                bars=share)

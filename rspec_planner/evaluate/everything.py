@@ -36,6 +36,7 @@ from rspec_planner.evaluate.tables import (
     length_section,
     reuse_section,
     routing_section,
+    sampling_section,
 )
 
 DATA_FILE = 'evaluation.json'
@@ -89,6 +90,8 @@ def write_everything(result: dict[str, Any], data: Path, docs: Path) -> dict[str
     sections = {'drafts': length_section(result), 'exactness': exactness_section(result),
                 'attention': attention_section(result), 'routing': routing_section(result),
                 'reuse': reuse_section(result)}
+    if 'sampled' in result['length']:
+        sections['sampling'] = sampling_section(result['length']['sampled'])
     if drafts:
         sections['ablations'] = ablation_section(drafts)
     if aarl:

@@ -33,6 +33,7 @@ import torch
 from torch import Tensor
 
 from rspec_planner.decode.reuse import place_guess
+from rspec_planner.decode.sampling import Sampler
 from rspec_planner.decode.stats import DecodeStats
 from rspec_planner.engine.torch_executor import (
     flow_step_executor,
@@ -104,13 +105,15 @@ class LoopContender:
         """Take a reasoner over the stand's cache; begin: called untimed before every frame."""
         self.name, self._stand, self._reasoner, self._begin = name, stand, reasoner, begin
 
-    def reason(self, frame: Frame, guess: Sequence[int] = ()) -> Run:
+    def reason(self, frame: Frame, guess: Sequence[int] = (),
+               sampler: Sampler | None = None) -> Run:
         """Decode one frame; the clock runs from the first token to the complete context."""
         if self._begin is not None:
             self._begin(frame)
         self._stand.wait()
         started = perf_counter()
-        ids, stats, length = self._reasoner.reason(frame.prompt, self._stand.prefill_stage, guess)
+        ids, stats, length = self._reasoner.reason(frame.prompt, self._stand.prefill_stage,
+                                                   guess, sampler)
         self._stand.wait()
         return Run(ids, stats, length, 1e3 * (perf_counter() - started))
 

@@ -41,6 +41,7 @@ from rspec_planner.evaluate.pairs import described
 from rspec_planner.evaluate.reasoning_runs import Contender, Stand
 from rspec_planner.evaluate.reuse import reuse_report
 from rspec_planner.evaluate.routing import DisturbanceProbe, RoutingProbe
+from rspec_planner.evaluate.sampled_runs import SampledProbe, Sampling
 from rspec_planner.evaluate.survey import chosen_splits, Probe, Progress, Survey, Taken
 from rspec_planner.evaluate.tree_runs import variant_contender, variants
 from rspec_planner.model.checkpoint import read_manifest
@@ -76,6 +77,7 @@ class Subject:
     floor_clips: int = TRAIN_CLIPS
     drives: int = 5
     frames: int = 60
+    sampling: Sampling | None = None  # also sample: how; None: greedy decoding alone
     trees: tuple[int, ...] = ()  # node budgets of trees, see `tree_runs.variants`
 
     def loop_drafts(self) -> tuple[str, ...]:
@@ -120,6 +122,8 @@ class Evaluation:
         readers = {name: draft for name, draft in self.stand.drafts.items()
                    if draft.cfg.window == 0} or self.stand.drafts
         self.attention = AttentionProbe(readers, every(total, ATTENTION_CLIPS))
+        self.sampled = None if subject.sampling is None else SampledProbe(
+            self.stand, self.loop, subject.sampling)
         self.disturbance = DisturbanceProbe(self.plain, every(total, DISTURBED_CLIPS))
 
     def contenders(self) -> list[Contender]:
@@ -138,7 +142,7 @@ class Evaluation:
         return found
 
     def probes(self) -> list[Probe]:
-        """Return what looks at every frame; the one that spoils the cache comes last."""
+        """Return what looks at every frame; what spoils the text, then the prompt, comes last."""
         asked = self.questions
         found: list[Probe] = []
         if 'length' in asked:
@@ -148,7 +152,11 @@ class Evaluation:
         if 'attention' in asked:
             found.append(self.attention)
         if 'routing' in asked:
-            found += [self.routing, self.disturbance]
+            found.append(self.routing)
+        if 'length' in asked and self.sampled is not None:
+            found.append(self.sampled)
+        if 'routing' in asked:
+            found.append(self.disturbance)
         return found
 
     def run(self, bars: Bars) -> dict[str, Any]:
@@ -191,6 +199,8 @@ class Evaluation:
             found['length'] = {**length_report(taken, self.configs, self.variants,
                                                extra_ms(prefill)),
                                'prefill': prefill, 'floor_clips': self.subject.floor_clips}
+            if self.sampled is not None:
+                found['length']['sampled'] = self.sampled.report()
         if 'exactness' in asked:
             named = self.configs | {variant.name: self.configs[variant.base]
                                     for variant in self.variants}

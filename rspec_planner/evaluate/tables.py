@@ -202,6 +202,35 @@ def _goals(result: Report) -> Iterator[str]:
            f'{len(drafts)} drafts{names}.')
 
 
+def sampling_section(sampled: Report) -> str:
+    """Return L with sampling by both exact rules, beside greedy."""
+    rows, plain = [], []
+    for split, report in sampled['splits'].items():
+        plain.append(f'{split} {report["texts_unlike_greedy"]} of {report["clips"]}')
+        for name, row in report['drafts'].items():
+            match, rejection = row['match'], row['rejection']
+            rows.append([split, f'`{name}`', interval(row['greedy']['accepted_length']),
+                         interval(match['accepted_length']), change(match['change']),
+                         interval(rejection['accepted_length']), change(rejection['change']),
+                         change(rejection['above_match']), str(match['text_mismatches'])])
+    return '\n'.join([
+        '## Accepted length with sampling\n',
+        f'`rspec eval length --temperature {sampled["temperature"]:g}`, top-p '
+        f'{sampled["top_p"]:g}, seed {sampled["seed"]}, the same clips and stateless as above. '
+        'Deterministic draft: one token is drawn from every row of the verify, and proposals '
+        'are kept while they equal it. Rejection (arXiv 2211.17192): proposals are drawn from '
+        'the draft at the same temperature and top-p, and tested against the target. Both leave '
+        "the target's distribution as it is. By the first rule the text is that of plain "
+        'sampling with the same numbers; the last column counts the texts that are not, because '
+        'a verify of another width rounds differently. An EAGLE-3 chain draws every proposal '
+        'from a distribution behind its own best tokens, not behind those drawn, which costs '
+        'the rejection rule some length. Texts of plain sampling that are not the greedy ones: '
+        f'{", ".join(plain)}.\n',
+        table(['split', 'draft', 'L, greedy', 'L, deterministic draft', 'to greedy',
+               'L, rejection', 'to greedy', 'rejection - deterministic',
+               'texts unlike plain sampling'], rows)])
+
+
 def exactness_section(result: Report) -> str:
     """Return what exactness found."""
     exact = result['exactness']

@@ -28,6 +28,7 @@ from torch import Tensor
 
 from rspec_planner.decode.loop import close, decode
 from rspec_planner.decode.reuse import start_from_guess
+from rspec_planner.decode.sampling import Sampler
 from rspec_planner.decode.state import DecodeState, DecodeStats
 from rspec_planner.engine.draft_executor import draft_executor
 from rspec_planner.engine.executor import Executor
@@ -81,12 +82,13 @@ class Reasoner:
             self.draft = draft_executor(draft, target, self.state.tokens, taps, positions)
         self.verify: Executor = verify_executor(target, cache, width, taps)
 
-    def reason(self, prompt: Prompt, prefill: Executor, guess: Sequence[int] = ()
-               ) -> tuple[tuple[int, ...], DecodeStats, int]:
+    def reason(self, prompt: Prompt, prefill: Executor, guess: Sequence[int] = (),
+               sampler: Sampler | None = None) -> tuple[tuple[int, ...], DecodeStats, int]:
         """
         Decode behind a prefill that has run.
 
-        guess: the tokens that rode in it, see `decode.reuse.place_guess`.
+        guess: the tokens that rode in it, see `decode.reuse.place_guess`. sampler: draws from
+        the target instead of taking its best token.
         Return the generated ids, how they were committed, and the rows of the expert's context,
         which ends with `<|traj_future_start|>`.
         """
@@ -95,9 +97,9 @@ class Reasoner:
         if self.draft is not None:
             self.draft.inputs['rope_delta'].fill_(prompt.rope_delta)
         start_from_guess(prefill, state, torch.from_numpy(prompt.token_ids), guess,
-                         tokens.stop_ids, self._budget)
+                         tokens.stop_ids, self._budget, sampler)
         stats = decode(self.verify, state, tokens.stop_ids, self._budget, self.draft,
-                       follow=self._follow)
+                       follow=self._follow, sampler=sampler)
         generated = state.generated
         length, forwards = close(self.verify, state, tokens.traj_future_start)
         block = len(self.verify.inputs['ids'])

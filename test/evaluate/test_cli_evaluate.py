@@ -21,8 +21,9 @@ import pytest
 
 from rspec_planner.cli import cli
 from rspec_planner.cli_evaluate import FLOOR_CLIPS
-from rspec_planner.evaluate import exactness, report
+from rspec_planner.evaluate import everything, exactness, report
 from rspec_planner.evaluate.floor import TRAIN_CLIPS
+from rspec_planner.evaluate.sampled_runs import Sampling
 
 
 @pytest.fixture(scope='module')
@@ -72,6 +73,20 @@ def test_options_reach_the_subject(monkeypatch):
     assert asked[0][1].floor_clips == FLOOR_CLIPS == TRAIN_CLIPS
     assert asked[0][1].total_clips() == 790
     assert asked[1][1].total_clips() >= 100
+
+
+def test_a_temperature_asks_for_sampling(monkeypatch):
+    asked = []
+    monkeypatch.setattr(report, 'evaluate_one',
+                        lambda question, subject, bars: asked.append(subject.sampling) or {})
+    monkeypatch.setattr(everything, 'evaluate_everything',
+                        lambda subject, **options: asked.append(subject.sampling) or {})
+    for arguments in (['length'], ['length', '--temperature', '0.8', '--seed', '4'], ['all'],
+                      ['all', '--temperature', '0']):
+        assert CliRunner().invoke(cli, ['eval', *arguments, '--json']).exit_code == 0
+    assert asked == [None, Sampling(0.8, 0.98, 4), Sampling(0.6, 0.98, 0), None]
+    found = CliRunner().invoke(cli, ['eval', 'length', '--temperature', '-1', '--json'])
+    assert 'temperature -1.0: must be above 0' in str(found.exception)
 
 
 @pytest.mark.parametrize('kind', ['dflash', 'eagle3', 'aarl'])

@@ -24,6 +24,7 @@ from rspec_planner.evaluate.everything import evaluate_everything
 from rspec_planner.evaluate.figures import colours, wrapped
 from rspec_planner.evaluate.grids import aarl_section, ablation_section, curves, read_grids
 from rspec_planner.evaluate.report import Subject
+from rspec_planner.evaluate.sampled_runs import Sampling
 from rspec_planner.evaluate.tables import _goals, change, interval, sign
 from rspec_planner.planner.drafts import DEFAULT_DRAFT
 
@@ -38,7 +39,7 @@ def world(tmp_path_factory):
     (data / 'aarl.json').write_text(json.dumps(post_trained()))
     subject = Subject(drafts=(str(drafts['block']),), split='all', clips=2, checkpoint=target,
                       readers=(str(drafts['whole-flat']), str(drafts['whole-mirror'])),
-                      floor_clips=4, drives=1, frames=1)
+                      floor_clips=4, drives=1, frames=1, sampling=Sampling())
     result = evaluate_everything(subject, driving=False, data=data, docs=docs)
     return SimpleNamespace(result=result, docs=docs, data=data, subject=subject)
 
@@ -71,7 +72,8 @@ def post_trained():
 
 def test_every_section_and_figure_is_written(world):
     text = (world.docs / 'results.md').read_text()
-    for name in ('drafts', 'exactness', 'attention', 'routing', 'reuse', 'ablations', 'aarl'):
+    for name in ('drafts', 'sampling', 'exactness', 'attention', 'routing', 'reuse', 'ablations',
+                 'aarl'):
         assert f'<!-- {name}: generated' in text and f'<!-- /{name} -->' in text
     for path in world.result['figures']:
         assert open(path, 'rb').read(4) == b'\x89PNG'

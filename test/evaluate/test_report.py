@@ -23,7 +23,8 @@ from rspec_planner.errors import ConfigurationError, EngineError
 from rspec_planner.evaluate.figures import plain_forms
 from rspec_planner.evaluate.reasoning_runs import Stand
 from rspec_planner.evaluate.report import evaluate_one, evaluate_reasoning, QUESTIONS, Subject
-from rspec_planner.evaluate.tables import budget_table
+from rspec_planner.evaluate.sampled_runs import Sampling
+from rspec_planner.evaluate.tables import budget_table, sampling_section
 from rspec_planner.train.profiles import new_target
 from rspec_planner.train.saving import export
 
@@ -42,7 +43,7 @@ def result(folders):
     subject = Subject(drafts=(str(drafts['block']), str(drafts['chain'])),
                       readers=(str(drafts['whole-flat']), str(drafts['whole-mirror'])),
                       split='val', clips=4, checkpoint=target, floor_clips=8, drives=1, frames=2,
-                      trees=(4, 12))
+                      trees=(4, 12), sampling=Sampling(0.8, 0.95, seed=3))
     return evaluate_reasoning(QUESTIONS, subject)
 
 
@@ -96,6 +97,36 @@ def test_lengths_come_with_floor_intervals_and_clocks(result):
     assert prefill['clips'] == 4 and prefill['plain_ms'] > 0
     assert {name: row['tail'] for name, row in prefill['drafts'].items()} == {'block': 4,
                                                                               'chain': 4}
+
+
+def test_sampling_stands_beside_greedy_by_both_rules(result):
+    sampled = result['length']['sampled']
+    assert (sampled['temperature'], sampled['top_p'], sampled['seed']) == (0.8, 0.95, 3)
+    split = sampled['splits']['val']
+    assert split['texts_unlike_greedy'] > 0  # it does sample
+    for name in ('block', 'chain'):
+        row, greedy = split['drafts'][name], result['length']['splits']['val']['drafts'][name]
+        assert row['greedy']['accepted_length'] == greedy['accepted_length']
+        assert row['match']['text_mismatches'] == 0
+        for rule in ('match', 'rejection'):
+            length, change = row[rule]['accepted_length']['mean'], row[rule]['change']['mean']
+            assert length >= 1.0
+            assert change == pytest.approx(length - greedy['accepted_length']['mean'], abs=1e-4)
+    text = sampling_section(sampled)
+    assert '--temperature 0.8`, top-p 0.95, seed 3' in text
+    assert text.count('| val | ') == 2
+
+
+def test_the_seed_alone_decides_what_is_sampled(folders):
+    target, drafts = folders
+
+    def sampled(seed):
+        subject = Subject(drafts=(str(drafts['chain']),), split='val', clips=2, floor_clips=4,
+                          checkpoint=target, sampling=Sampling(seed=seed))
+        return evaluate_one('length', subject)['sampled']['splits']
+
+    first = sampled(1)
+    assert sampled(1) == first != sampled(2)
 
 
 def test_equal_budgets_stand_in_one_table(result):
