@@ -56,14 +56,16 @@ class Frame:
         self.words = torch.randint(0, 17, (CAPACITY,), generator=generator)
         self.states = torch.randn(3, CAPACITY, 32, generator=generator)
         self.positions = torch.randint(0, 9, (3, CAPACITY), generator=generator)
-        self.tokens = torch.full((CAPACITY,), 16)
+        device = target.device
+        self.tokens = torch.full((CAPACITY,), 16, device=device)
         self.tokens[:self.p + 1] = self.words[:self.p + 1]
-        self.taps = TapBuffer(draft.cfg.taps, 1, CAPACITY, 32)
+        self.taps = TapBuffer(draft.cfg.taps, 1, CAPACITY, 32, device=device)
         self.taps.rows.fill_(POISON)
         self.taps.rows[:, 0, :self.p] = self.states[:, :self.p]
         kept = kept_rows(draft, CAPACITY, shape.beams * shape.depth).fill_(POISON)
         self.executor = branch_tree_executor(draft, target, self.tokens, self.taps,
-                                             self.positions, shape, kept=kept, **rules)
+                                             self.positions.to(device), shape, kept=kept,
+                                             **rules)
 
     def run(self, executor=None):
         """Return the outputs of one call, since the start of the frame."""
@@ -71,7 +73,7 @@ class Frame:
         for name, value in (('start', self.p), ('since', 0), ('length', 5), ('rope_delta', 2)):
             executor.inputs[name].fill_(value)
         executor.enqueue()
-        return {name: value.clone() for name, value in executor.outputs.items()}
+        return {name: value.cpu().clone() for name, value in executor.outputs.items()}
 
     def paths(self):
         """Return joint log q by path of the grown tree, checked for its form on the way."""
@@ -201,6 +203,15 @@ def test_a_certain_child_never_displaces_its_parent():
     assert outputs['ids'].tolist() == [7, 2, 4]
     assert outputs['parents'].tolist() == [-1, 0, 1]
     assert torch.equal(outputs['ancestors'], torch.ones(3, 3, dtype=torch.bool).tril())
+
+
+@pytest.mark.gpu
+def test_cuda_grows_the_tree_of_the_cpu(target):
+    there = small_target().to('cuda')
+    shape = TreeShape(nodes=20, depth=4, beams=4)
+    found, expected = (Frame(owner, small_draft(owner, 'eagle3', window=3), 6, shape).paths()
+                       for owner in (there, target))
+    assert found == close_to(expected)
 
 
 def test_buffers_keep_their_addresses(target):
