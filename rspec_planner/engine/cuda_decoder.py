@@ -29,7 +29,7 @@ from rspec_planner.engine.cuda_frame import FrameBuffers
 from rspec_planner.engine.cuda_rows import half_tables, LayerWeights, Rows, RowShape
 from rspec_planner.engine.kernels.frame import Slot
 from rspec_planner.engine.kernels.select import Kernels
-from rspec_planner.model.rope import mrope_cos_sin
+from rspec_planner.model.rope import axis_of_angle, inverse_frequencies
 from rspec_planner.model.target import Target
 from rspec_planner.model.text import KVCache
 
@@ -127,17 +127,18 @@ class Prefill(_Text):
         self.deepstack = torch.zeros((len(cfg.vision.deepstack_layers), *shape),
                                      dtype=target.dtype, device=device)
         self.best = torch.zeros(guess + 1, dtype=torch.int64, device=device)
-        self._guess, self._tail = guess, max(tail, 1)
+        self._tail = max(tail, 1)
+        text = cfg.text
+        self._axis = axis_of_angle(text.head_dim // 2, text.mrope_section, device)
+        self._frequencies = inverse_frequencies(text.head_dim, text.rope_theta, device)
         self._end = self.rows(self._tail + guess)
         self._index = torch.arange(self._tail + guess, device=device)
 
     def __call__(self) -> None:
         """Enqueue the forward and the acceptance of the guess."""
         frame, count = self.frame, self.frame.prompt_rows
-        cos, sin = mrope_cos_sin(frame.positions, self.cfg.head_dim, self.cfg.rope_theta,
-                                 self.cfg.mrope_section)
-        half = self.cfg.head_dim // 2
-        tables = cos[:, :half].contiguous(), sin[:, :half].contiguous()
+        angles = frame.positions.float().index_select(0, self._axis).t() * self._frequencies
+        tables = angles.cos().contiguous(), angles.sin().contiguous()
         hidden = self.embedding.index_select(0, frame.tokens[:count])
         if frame.visual_rows is not None:
             hidden.index_copy_(0, frame.visual_rows, self.features)
