@@ -103,7 +103,7 @@ def test_vision_equals_the_tower(target):
     vision.inputs['images'].copy_(images)
     vision.enqueue()
     with torch.inference_mode():
-        features, deepstack = target.vision(patchify(images), PROFILE.patch_grid)
+        features, deepstack = target.vision(patchify(images, temporal=1), PROFILE.patch_grid)
     assert torch.equal(vision.outputs['features'], features)
     assert torch.equal(vision.outputs['deepstack'], torch.stack(deepstack))
 
@@ -172,7 +172,7 @@ def test_verify_rows_equal_single_steps(target, cache):
 
 def test_logits_are_those_of_the_head_where_allowed(target, cache):
     """Ids on both sides of the forbidden range are compared, each with its own row."""
-    tokens = replace(PROFILE.tokens, forbidden_start=20, forbidden_end=40)
+    tokens = replace(PROFILE.tokens, forbidden_start=400, forbidden_end=440)
     gapped = Target(replace(PROFILE, tokens=tokens)).eval().requires_grad_(False)
     gapped.load_state_dict(target.state_dict())
     gapped.text.embed_tokens.weight.normal_()
@@ -183,18 +183,18 @@ def test_logits_are_those_of_the_head_where_allowed(target, cache):
         cos, sin = flat_cos_sin(torch.arange(40), PROFILE.text.head_dim, PROFILE.text.rope_theta)
         hidden = gapped.text(gapped.text.embed(verify.inputs['ids'][None]), cos, sin)
         want = gapped.text.logits(hidden[0])
-    want = want.index_fill(1, torch.arange(20, 40), -torch.inf)
+    want = want.index_fill(1, torch.arange(400, 440), -torch.inf)
     torch.testing.assert_close(verify.outputs['logits'], want, rtol=0, atol=1e-5)
     assert torch.equal(verify.outputs['best'], want.argmax(-1))
-    assert (verify.outputs['best'] < 20).any() and (verify.outputs['best'] >= 40).any()
+    assert (verify.outputs['best'] < 400).any() and (verify.outputs['best'] >= 440).any()
 
 
 def test_verify_taps_are_those_of_the_layers(target, cache):
-    taps = TapBuffer((1, 3), 1, CAPACITY, PROFILE.text.hidden_size)
+    taps = TapBuffer((0, 2), 1, CAPACITY, PROFILE.text.hidden_size)
     ids = torch.arange(12)
     with torch.inference_mode():
         cos, sin = flat_cos_sin(torch.arange(12), PROFILE.text.head_dim, PROFILE.text.rope_theta)
-        _, want = target.text(target.text.embed(ids[None]), cos, sin, taps=(1, 3))
+        _, want = target.text(target.text.embed(ids[None]), cos, sin, taps=(0, 2))
     for start, width in ((0, 5), (5, 7)):
         verify = verify_executor(target, cache, width, taps)
         verify.inputs['ids'].copy_(ids[start:start + width])

@@ -241,11 +241,11 @@ def test_the_callers_arrays_may_change_after_planning():
 
 
 def test_incomplete_reasoning_is_rejected():
-    plan = Planner(make_target(), TOKENIZER, max_reasoning_tokens=5).plan(observe())
+    plan = Planner(make_target(), TOKENIZER, max_reasoning_tokens=3).plan(observe())
     assert not plan.verdict.accepted
     assert plan.verdict.reason == 'reasoning_incomplete'
     assert not plan.reasoning.complete
-    assert len(plan.reasoning.token_ids) == 5
+    assert len(plan.reasoning.token_ids) == 3
     assert np.isfinite(plan.poses).all()
 
 

@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from rspec_planner.model.config import VisionConfig
 from rspec_planner.model.image import patchify
-from rspec_planner.model.vision import PatchMerger, VisionTower
+from rspec_planner.model.vision import gelu_tanh, PatchMerger, VisionTower
 
 GRID = (4, 6)
 THW = [1, 4, 6]
@@ -72,6 +72,22 @@ def test_patch_embedding_is_the_convolution_over_pixels():
         want = functional.conv3d(volume, proj.weight, proj.bias, stride=(2, 16, 16))[0, :, 0]
     merged = got.view(1, 2, 3, 2, 2, -1).permute(0, 5, 1, 3, 2, 4).reshape(-1, 4, 6)
     torch.testing.assert_close(merged, want, rtol=0, atol=1e-5)
+
+
+def test_a_still_image_needs_one_time_slot():
+    vision, images = small_target().vision, random_images(2)
+    with torch.no_grad():
+        both = vision.patch_embed(patchify(images))
+        one = vision.patch_embed(patchify(images, temporal=1))
+    torch.testing.assert_close(one, both, rtol=0, atol=1e-5)
+
+
+def test_the_gelu_of_inference_is_that_of_training():
+    x = torch.cat([torch.linspace(-60.0, 60.0, 4001), 30 * torch.randn(1000)])
+    wanted = functional.gelu(x.double(), approximate='tanh')
+    torch.testing.assert_close(gelu_tanh(x), functional.gelu(x, approximate='tanh'))
+    with torch.no_grad():
+        torch.testing.assert_close(gelu_tanh(x).double(), wanted, rtol=2e-6, atol=2e-6)
 
 
 def test_positions_are_resampled_with_aligned_corners():

@@ -79,8 +79,8 @@ def vision_executor(target: Target, images: int) -> TorchExecutor:
     outputs = feature_buffers(target, images)
 
     def body(inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor]) -> None:
-        patches = patchify(inputs['images'], cfg.vision.patch_size,
-                           cfg.vision.temporal_patch_size, cfg.vision.spatial_merge_size)
+        patches = patchify(inputs['images'], cfg.vision.patch_size, 1,
+                           cfg.vision.spatial_merge_size)
         features, deepstack = target.vision(patches, cfg.patch_grid)
         outputs['features'].copy_(features)
         for row, part in zip(outputs['deepstack'], deepstack):

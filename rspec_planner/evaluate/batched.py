@@ -64,7 +64,7 @@ class BatchedPlanner:
     def encode(self, images: Tensor) -> tuple[Tensor, list[Tensor]]:
         """Return features and DeepStack features (B, V * T, H) of (B, V, H, W, 3) uint8."""
         vision = self.cfg.vision
-        patches = patchify(images.flatten(0, 1), vision.patch_size, vision.temporal_patch_size,
+        patches = patchify(images.flatten(0, 1), vision.patch_size, 1,
                            vision.spatial_merge_size)
         features, deepstack = self.target.vision(patches, self.cfg.patch_grid)
         batch = images.shape[0]

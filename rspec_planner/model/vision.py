@@ -33,6 +33,16 @@ from rspec_planner.model.config import VisionConfig
 from rspec_planner.model.rope import merge_order, rotate, vision_cos_sin
 
 LAYER_NORM_EPS = 1e-6
+_GELU = 2.0 * math.sqrt(2.0 / math.pi)
+
+
+def gelu_tanh(x: Tensor) -> Tensor:
+    """Return the tanh-approximated GELU of x, elementwise."""
+    if x.device.type != 'cpu' or torch.is_grad_enabled():
+        return functional.gelu(x, approximate='tanh')
+    # (1 + tanh u) / 2 = sigmoid(2 u): half the time of the library's tanh on a CPU
+    gate = (x * x).mul_(_GELU * 0.044715).add_(_GELU).mul_(x)
+    return gate.sigmoid_().mul_(x)
 
 
 class PatchEmbed(nn.Module):
@@ -44,8 +54,15 @@ class PatchEmbed(nn.Module):
         self.proj = nn.Conv3d(cfg.in_channels, cfg.hidden_size, kernel, stride=kernel)
 
     def forward(self, patches: Tensor) -> Tensor:
-        """Return (N, P, hidden) of patch rows (N, P, channels * time * patch * patch)."""
-        weight = self.proj.weight.flatten(1)
+        """
+        Return (N, P, hidden) of patch rows (N, P, channels * time * patch * patch).
+
+        Rows of one time slot stand for a still image, which fills all slots of the kernel.
+        """
+        kernel = self.proj.weight
+        if patches.shape[-1] * kernel.shape[2] == kernel[0].numel():
+            kernel = kernel.sum(2)
+        weight = kernel.flatten(1)
         return functional.linear(patches.to(weight.dtype), weight, self.proj.bias)
 
 
@@ -78,7 +95,7 @@ class VisionMlp(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return (N, P, hidden)."""
-        out: Tensor = self.linear_fc2(functional.gelu(self.linear_fc1(x), approximate='tanh'))
+        out: Tensor = self.linear_fc2(gelu_tanh(self.linear_fc1(x)))
         return out
 
 

@@ -152,9 +152,6 @@ class TargetObjective(nn.Module):
                                cfg.vision.spatial_merge_size)
             if self.training:
                 patches = augment_patches(patches, images.shape[0], self.augmentation)
-            # a still image fills both time slots of the patch kernel
-            patches = patches.view(*patches.shape[:2], 3, 1, -1).expand(
-                -1, -1, -1, cfg.vision.temporal_patch_size, -1).flatten(2)
         features, deepstack = self.target.vision(patches, cfg.patch_grid)
         shape = (*images.shape[:2], *features.shape[1:])
         return features.view(shape), [f.view(shape) for f in deepstack]
