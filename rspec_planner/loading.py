@@ -59,6 +59,21 @@ def load_live_planner(parameters: NodeParameters) -> Any:
 
 def load_planner(parameters: NodeParameters) -> Any:
     """Return the Planner of the checkpoint; raises EngineError with the remedy."""
+    if parameters.engine.backend == 'torch':
+        return _load(parameters)
+    import torch
+
+    from rspec_planner.engine.stages import PRECISIONS
+    from rspec_planner.planner.engine_stages import graph_stages
+    engines = _load_engines(parameters)
+    planner = _load(parameters, dtype=getattr(torch, PRECISIONS[engines.stages.precision]),
+                    make_stages=graph_stages(engines.stages, engines.make))
+    engines.prepare(torch.cuda.Stream(parameters.model.device))  # type: ignore[no-untyped-call]
+    planner.executors = engines.describe()
+    return planner
+
+
+def _load(parameters: NodeParameters, **options: Any) -> Any:
     from rspec_planner.planner.pipeline import Planner
     speculation = parameters.speculation
     return Planner.load(
@@ -68,7 +83,20 @@ def load_planner(parameters: NodeParameters) -> Any:
         max_reasoning_tokens=parameters.planning.max_reasoning_tokens,
         use_vision_cache=parameters.model.vision_cache,
         draft=speculation.draft if speculation.enabled else None,
-        reuse=speculation.enabled and speculation.reuse)
+        reuse=speculation.enabled and speculation.reuse, **options)
+
+
+def _load_engines(parameters: NodeParameters) -> Any:
+    """Return the engines of `engine.folder`, verified against the weights that will be bound."""
+    from rspec_planner.engine.tensorrt_executor import load_set
+    from rspec_planner.engine.tensorrt_library import load_library
+    from rspec_planner.engine.tensorrt_runtime import find_gpu
+    from rspec_planner.planner.staging import source_digests
+    speculation = parameters.speculation
+    library = load_library(parameters.engine.backend)
+    digests = source_digests(parameters.model.checkpoint,
+                             speculation.draft if speculation.enabled else 'none')
+    return load_set(library, find_gpu(parameters.model.device), parameters.engine.folder, digests)
 
 
 def warm_up_observation(profile: ProfileConfig) -> Observation:
@@ -113,7 +141,7 @@ def engine_values(planner: Any, parameters: NodeParameters,
                               'checkpoint': parameters.model.checkpoint,
                               'device': parameters.model.device,
                               'precision': planner.precision, 'gpu': 'none',
-                              'tensorrt_version': 'none', **measured}
+                              'tensorrt_version': 'none', **planner.executors, **measured}
     values['manifest_sha256'] = manifest_sha256(parameters.model.checkpoint)
     torch = sys.modules.get('torch')
     if torch is not None and parameters.model.device.startswith('cuda'):

@@ -34,7 +34,22 @@ import jsonschema
 import yaml
 
 from rspec_planner.errors import ConfigurationError
+from rspec_planner.parameter_groups import (
+    CameraParameters,
+    DeadlineParameters,
+    DebugParameters,
+    EngineParameters,
+    ModelParameters,
+    OutputParameters,
+    PlanningParameters,
+    raise_problems,
+    SpeculationParameters,
+    SyncParameters,
+    VehicleParameters,
+)
 from rspec_planner.transport import config_path
+
+__all__ = ['CameraParameters', 'VehicleParameters', 'raise_problems']  # defined elsewhere
 
 NODE_NAME = 'rspec_planner'
 PARAMETER_FILE = 'rspec_planner.param.yaml'
@@ -220,12 +235,6 @@ def load_yaml_parameters(path: str | Path, *, partial: bool = False,
     return values
 
 
-def raise_problems(problems: Sequence[str]) -> None:
-    """Raise ConfigurationError that lists all problems on one line; return when none."""
-    if problems:
-        raise ConfigurationError('; '.join(problems))
-
-
 def parameter_files(arguments: Sequence[str]) -> list[Path]:
     """Return the files named by `--params-file` on a ROS command line, in order."""
     return [Path(arguments[i + 1]) for i, argument in enumerate(arguments[:-1])
@@ -246,120 +255,12 @@ def parameter_table() -> str:
 
 
 @dataclass(frozen=True)
-class ModelParameters:
-    """The target that reasons and plans."""
-
-    checkpoint: str
-    device: str
-    seed: int
-    vision_cache: bool
-    num_threads: int
-
-
-@dataclass(frozen=True)
-class CameraParameters:
-    """Cameras in the order of ~/input/image0, image1, ..."""
-
-    ids: tuple[int, ...]
-    transport: tuple[str, ...]  # 'raw', 'compressed' or 'auto', one per id
-    info_check: str  # 'off', 'warn' or 'refuse'
-    fov_tolerance_deg: float
-
-    def __post_init__(self) -> None:
-        problems = []
-        if list(self.ids) != sorted(self.ids):
-            problems.append(f"'cameras.ids' {list(self.ids)} is not ascending; sort it")
-        if len(self.transport) != len(self.ids):
-            problems.append(f"'cameras.transport' has {len(self.transport)} entries for "
-                            f"{len(self.ids)} 'cameras.ids'; give one per camera")
-        raise_problems(problems)
-
-
-@dataclass(frozen=True)
-class SyncParameters:
-    """How inputs are chosen by time around t0."""
-
-    anchor_camera: int
-    image_tolerance_ms: float
-    image_wait_ms: float
-    odometry_wait_ms: float
-    odometry_max_gap_ms: float
-    max_input_age_ms: float
-
-
-@dataclass(frozen=True)
-class PlanningParameters:
-    """How often and how finely to plan."""
-
-    rate_hz: float
-    num_samples: int
-    flow_steps: int  # 0: the checkpoint's own
-    max_reasoning_tokens: int
-
-
-@dataclass(frozen=True)
-class SpeculationParameters:
-    """How the reasoning is decoded; the text is the same in every case."""
-
-    enabled: bool
-    draft: str  # 'default', the name of an embedded draft, or a folder
-    reuse: bool
-    min_accepted_length: float  # the speculation diagnostic warns below it
-
-
-@dataclass(frozen=True)
-class DeadlineParameters:
-    """What happens when a plan comes late."""
-
-    budget_ms: float
-    max_pipeline_latency_ms: float
-    on_miss: str  # 'skip' or 'last_valid'
-
-    def __post_init__(self) -> None:
-        if self.budget_ms > self.max_pipeline_latency_ms:
-            raise ConfigurationError(
-                f"'deadline.budget_ms' {self.budget_ms:g} exceeds "
-                f"'deadline.max_pipeline_latency_ms' {self.max_pipeline_latency_ms:g}; lower it")
-
-
-@dataclass(frozen=True)
-class OutputParameters:
-    """What is published."""
-
-    message_set: str  # 'common' or 'autoware'
-    frame: str  # 'odometry' or 'base_link'
-
-
-@dataclass(frozen=True)
-class VehicleParameters:
-    """Footprint for the markers, from the rear-axle centre."""
-
-    length_m: float
-    width_m: float
-    rear_overhang_m: float
-
-    def __post_init__(self) -> None:
-        if self.rear_overhang_m >= self.length_m:
-            raise ConfigurationError(
-                f"'vehicle.rear_overhang_m' {self.rear_overhang_m:g} is not below "
-                f"'vehicle.length_m' {self.length_m:g}; measure from the rear axle")
-
-
-@dataclass(frozen=True)
-class DebugParameters:
-    """Topics for people and tools."""
-
-    marker: bool
-    image_overlay: bool
-    stage_times: bool
-
-
-@dataclass(frozen=True)
 class NodeParameters:
     """Everything that the YAML decides; swapped as a whole between two cycles."""
 
     autostart: bool
     model: ModelParameters
+    engine: EngineParameters
     cameras: CameraParameters
     sync: SyncParameters
     planning: PlanningParameters
@@ -370,6 +271,9 @@ class NodeParameters:
     debug: DebugParameters
 
     def __post_init__(self) -> None:
+        if self.engine.backend != 'torch' and self.model.device == 'cpu':
+            raise ConfigurationError(f"'model.device' is cpu and 'engine.backend' is "
+                                     f"{self.engine.backend}, which needs 'cuda'; change one")
         if self.sync.anchor_camera not in self.cameras.ids:
             raise ConfigurationError(
                 f"'sync.anchor_camera' {self.sync.anchor_camera} is not one of 'cameras.ids' "

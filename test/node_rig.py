@@ -80,6 +80,7 @@ class FakePlanner:
     def __init__(self) -> None:
         self.profile = fake_profile()
         self.precision = 'float32'
+        self.executors = {'backend': 'torch'}
         self.observations: list[Observation] = []
         self.resets = 0
         self.accept = True

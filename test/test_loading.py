@@ -16,9 +16,11 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
+from rspec_planner.errors import ConfigurationError, EngineError
 from rspec_planner.loading import (
     engine_values,
     load_planner,
@@ -27,7 +29,12 @@ from rspec_planner.loading import (
     processor_threads,
     warm_up,
 )
-from rspec_planner.parameters import load_yaml_parameters, NodeParameters
+from rspec_planner.parameters import (
+    load_yaml_parameters,
+    NodeParameters,
+    raise_problems,
+    value_problems,
+)
 from rspec_planner.transport import config_path
 
 
@@ -56,3 +63,56 @@ def test_memory_is_that_of_this_process_now():
     after = memory_values('cpu')
     assert 150 < after['memory_mib'] - before < 260 and len(held)
     assert after['gpu_memory_mib'] == after['peak_gpu_memory_mib'] == 0.0
+
+
+@pytest.mark.parametrize(('changes', 'says'), [
+    ({'engine.backend': 'tensorrt_rtx', 'model.device': 'cuda'}, "'engine.folder' is empty"),
+    ({'engine.backend': 'tensorrt', 'engine.folder': 'engines/x'}, "'model.device' is cpu"),
+    ({'engine.backend': 'tensorflow'}, 'engine.backend'),
+])
+def test_engine_parameters_that_cannot_work_are_refused(changes, says):
+    with pytest.raises(ConfigurationError, match=says):
+        engine_parameters(**changes)
+
+
+def engine_parameters(**changes):
+    values = {**load_yaml_parameters(config_path('rspec_planner.param.yaml')), **changes}
+    raise_problems(value_problems(values, 'test'))
+    return NodeParameters.from_values(values)
+
+
+def test_engines_are_verified_before_weights_are_read(monkeypatch, tmp_path):
+    from rspec_planner.engine import tensorrt_library, tensorrt_runtime
+    from rspec_planner.planner.pipeline import Planner
+    monkeypatch.setattr(tensorrt_library, 'load_library', lambda name: name)
+    monkeypatch.setattr(tensorrt_runtime, 'find_gpu', lambda device: device)
+    monkeypatch.setattr(Planner, 'load', lambda *args, **kwargs: pytest.fail('read weights'))
+    parameters = engine_parameters(**{'engine.backend': 'tensorrt_rtx', 'model.device': 'cuda',
+                                      'engine.folder': str(tmp_path)})
+    with pytest.raises(EngineError, match='stages.json cannot be read .No such file'):
+        load_planner(parameters)
+
+
+def test_engines_take_the_place_of_torch_and_are_told(monkeypatch):
+    import torch
+
+    from rspec_planner import loading
+    from rspec_planner.planner import engine_stages
+    from rspec_planner.planner.pipeline import Planner, torch_stages
+    calls = []
+    engines = SimpleNamespace(
+        stages=SimpleNamespace(precision='bf16'), make='maker', prepare=calls.append,
+        describe=lambda: {'backend': 'tensorrt', 'tensorrt_version': '11.4'})
+    monkeypatch.setattr(loading, '_load_engines', lambda parameters: engines)
+    monkeypatch.setattr(torch.cuda, 'Stream', lambda device: f'stream of {device}')
+    monkeypatch.setattr(engine_stages, 'graph_stages', lambda stages, make: (
+        calls.append((stages.precision, make)), torch_stages)[1])
+    real = Planner.load
+    monkeypatch.setattr(Planner, 'load',
+                        lambda *args, **options: real(*args, **{**options, 'device': 'cpu'}))
+    planner = load_planner(engine_parameters(**{
+        'engine.backend': 'tensorrt', 'model.device': 'cuda:1', 'engine.folder': 'x'}))
+    assert calls == [('bf16', 'maker'), 'stream of cuda:1']
+    assert planner.precision == 'bfloat16'
+    facts = engine_values(planner, engine_parameters(), {})
+    assert (facts['backend'], facts['tensorrt_version']) == ('tensorrt', '11.4')

@@ -116,6 +116,35 @@ def _configure(network: Network, targets: tuple[str, ...], timing_cache: Path | 
     return config, ()
 
 
+class _Phases:
+    """How much of a build is done; phases nest, overlap and repeat."""
+
+    def __init__(self) -> None:
+        self._running: dict[str, list[Any]] = {}  # name -> [name of the one above, steps, done]
+        self._shown = 0.0
+
+    def start(self, name: str, above: str | None, steps: int) -> None:
+        """Begin a phase of so many steps."""
+        self._running[name] = [above, steps, 0]
+
+    def finish(self, name: str) -> None:
+        """End a phase."""
+        self._running.pop(name, None)
+
+    def step(self, name: str, step: int) -> float:
+        """Count a step, from 0; return the share of the build that is done, never a smaller."""
+        if name in self._running:
+            self._running[name][2] = step + 1
+        self._shown = max(self._shown, self._share(None))
+        return self._shown
+
+    def _share(self, above: str | None) -> float:
+        for name, (parent, steps, done) in self._running.items():
+            if parent == above:
+                return float(min(1.0, (done + self._share(name)) / max(steps, 1)))
+        return 0.0
+
+
 def _monitor(trt: Any, progress: Progress | None) -> Any:
     """
     Return a progress monitor that ends the build when memory runs out or the user interrupts.
@@ -125,23 +154,19 @@ def _monitor(trt: Any, progress: Progress | None) -> Any:
     class Monitor(trt.IProgressMonitor):  # type: ignore[misc]
         def __init__(self) -> None:
             trt.IProgressMonitor.__init__(self)
-            self._lock = threading.Lock()
-            self._phases: dict[str, list[Any]] = {}  # name -> [parent, steps, done]
-            self._shown = 0.0  # phases overlap and repeat; a bar must not go back
+            self._lock, self._phases = threading.Lock(), _Phases()
             self._reason: BaseException | None = None
 
-        def phase_start(self, phase_name: str, parent_phase: str | None,
-                        num_steps: int) -> None:
+        def phase_start(self, phase_name: str, parent_phase: str | None, num_steps: int) -> None:
             with self._lock:
-                self._phases[phase_name] = [parent_phase, num_steps, 0]
+                self._phases.start(phase_name, parent_phase, num_steps)
 
         def step_complete(self, phase_name: str, step: int) -> bool:
             try:
                 with self._lock:
-                    self._phases[phase_name][2] = step + 1
-                    self._shown = max(self._shown, self._share(None))
+                    done = self._phases.step(phase_name, step)
                     if progress is not None:
-                        progress(int(PROGRESS_STEPS * self._shown), PROGRESS_STEPS)
+                        progress(int(PROGRESS_STEPS * done), PROGRESS_STEPS)
                 if is_exhausted():
                     raise EngineError('the machine runs out of memory, so the build was ended: '
                                       'end other programs or export with weights as inputs')
@@ -151,7 +176,7 @@ def _monitor(trt: Any, progress: Progress | None) -> Any:
 
         def phase_finish(self, phase_name: str) -> None:
             with self._lock:
-                self._phases.pop(phase_name, None)
+                self._phases.finish(phase_name)
 
         def raise_reason(self, origin: str) -> None:
             """Raise what ended the build, if anything did."""
@@ -159,12 +184,5 @@ def _monitor(trt: Any, progress: Progress | None) -> Any:
                 raise EngineError(f'{origin}: {self._reason}')
             if self._reason is not None:
                 raise self._reason
-
-        def _share(self, parent: str | None) -> float:
-            """Return how much of the phase running below `parent` is done, 0 to 1."""
-            for name, (above, steps, done) in self._phases.items():
-                if above == parent:
-                    return float(min(1.0, (done + self._share(name)) / max(steps, 1)))
-            return 0.0
 
     return Monitor()

@@ -163,11 +163,11 @@ class EngineSet:
         """Return what a diagnostic shows: flavour, version, precision, GPUs, hashes."""
         manifests = [engine.manifest for engine in self.engines.values()]
         first = manifests[0]
-        return {'engine_flavour': first.flavour, 'engine_version': first.version,
+        return {'backend': first.flavour, 'tensorrt_version': first.version,
                 'engine_precision': first.precision, 'engine_sm': ','.join(first.targets),
                 'engine_kernels': ','.join(sorted({engine.cache_state for engine
                                                    in self.engines.values()})),
-                **{f'engine_{one.stage}_sha256': one.sha256 for one in manifests}}
+                **{f'{one.stage}_sha256': one.sha256 for one in manifests}}
 
 
 def load_set(library: Library, gpu: Gpu, folder: str | Path,

@@ -22,7 +22,7 @@ moves paths by micrometres, and words only at a tie (`rspec eval exactness` look
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -113,6 +113,7 @@ class Planner:
         """Without a draft decode autoregressively; `reuse` verifies the last text first."""
         self.profile: ProfileConfig = target.cfg
         self.precision = str(target.dtype).removeprefix('torch.')
+        self.executors: Mapping[str, str] = {'backend': 'torch'}  # what a diagnostic shows
         self.tokenizer = tokenizer
         self._budget = _positive('max_reasoning_tokens', max_reasoning_tokens,
                                  target.cfg.max_reasoning_tokens)
@@ -136,17 +137,20 @@ class Planner:
     def load(cls, checkpoint: str | Path = 'tiny', *, device: str = 'cpu', seed: int = 0,
              num_samples: int = 1, flow_steps: int | None = None,
              max_reasoning_tokens: int | None = None, use_vision_cache: bool = True,
-             draft: str | None = None, reuse: bool = False) -> Planner:
+             draft: str | None = None, reuse: bool = False,
+             dtype: torch.dtype = torch.float32,
+             make_stages: StageMaker = torch_stages) -> Planner:
         """
         Load a checkpoint folder, or an embedded one by name ('tiny').
 
-        draft: see `drafts.draft_folder`; None decodes autoregressively.
+        draft: see `drafts.draft_folder`; None decodes autoregressively. dtype: of weights and
+        caches. make_stages: what executes the networks.
         Raises EngineError for a missing or damaged file and ConfigurationError for an argument
         that makes no sense.
         """
         embedded = checkpoint in EMBEDDED_NAMES
         directory = EMBEDDED / checkpoint if embedded else Path(checkpoint)
-        target = load_target(directory, _device(device)).requires_grad_(False)
+        target = load_target(directory, _device(device), dtype).requires_grad_(False)
         tokenizer = load_tokenizer(directory)
         found = (tokenizer.token_ids, tokenizer.vocab_size)
         if found != (target.cfg.tokens, target.cfg.text.vocab_size):
@@ -154,10 +158,11 @@ class Planner:
                               'restore both from one checkpoint')
         target.pack()
         routine = None if draft is None else \
-            load_draft(draft_folder(draft, directory), target, checkpoint=directory)
+            load_draft(draft_folder(draft, directory), target, dtype=dtype, checkpoint=directory)
         return cls(target, tokenizer, seed=seed, num_samples=num_samples,
                    flow_steps=flow_steps, max_reasoning_tokens=max_reasoning_tokens,
-                   use_vision_cache=use_vision_cache, draft=routine, reuse=reuse)
+                   use_vision_cache=use_vision_cache, draft=routine, reuse=reuse,
+                   make_stages=make_stages)
 
     def reset(self) -> None:
         """Drop what is cached from earlier frames."""

@@ -287,9 +287,9 @@ def test_a_set_loads_all_its_engines_over_one_working_memory(tmp_path, monkeypat
     assert len(rig.called('enqueue')) == 2
     assert len(list((tmp_path / 'runtime_cache').iterdir())) == 2
     told = found.describe()
-    assert told['engine_flavour'] == 'tensorrt_rtx'
+    assert told['backend'] == 'tensorrt_rtx'
     assert told['engine_sm'] == '86,89'
-    assert told['engine_verify_sha256'] == found.engines['verify'].manifest.sha256
+    assert told['verify_sha256'] == found.engines['verify'].manifest.sha256
 
 
 def test_a_set_without_one_engine_is_refused(tmp_path, monkeypatch):
