@@ -19,6 +19,8 @@ Everything is stamped t0 and dies after two planning periods, so an old plan van
 
 from __future__ import annotations
 
+import textwrap
+
 from builtin_interfaces.msg import Duration
 from geometry_msgs.msg import Point
 import numpy as np
@@ -38,7 +40,9 @@ from rspec_planner.ros_conversions import (
 Floats = NDArray[np.float64]
 
 LIFT_M = 0.3  # above the ground, so that map polygons do not flicker through
-TEXT_HEIGHT_M = 3.0
+TEXT_HEIGHT_M = 7.0  # seen from 25 m behind and 11 m up, the plan stays below the text
+TEXT_SIZE_M = 0.8
+TEXT_COLUMNS = 44  # from 25 m behind, a sentence on one line is wider than the view
 FULL_SPEED_MPS = 15.0  # green from here on; red is standing
 
 
@@ -89,9 +93,12 @@ def _waypoints(plan: Plan, frame: str, lifetime: Duration) -> Marker:
 
 def _reasoning(plan: Plan, frame: str, lifetime: Duration) -> Marker:
     marker = _marker(plan, frame, lifetime, 'reasoning', Marker.TEXT_VIEW_FACING)
-    marker.text = plan.reasoning.text
-    marker.pose.position = _points(plan, plan.poses[:1], frame, TEXT_HEIGHT_M)[0]
-    marker.scale.z = 0.8
+    lines = textwrap.wrap(plan.reasoning.text, TEXT_COLUMNS)
+    marker.text = '\n'.join(lines)
+    # RViz centres a text on its position, so more lines go higher
+    lift = TEXT_HEIGHT_M + TEXT_SIZE_M * max(len(lines) - 1, 0) / 2
+    marker.pose.position = _points(plan, plan.poses[:1], frame, lift)[0]
+    marker.scale.z = TEXT_SIZE_M
     marker.color = ColorRGBA(r=1.0, g=1.0, b=1.0, a=1.0)
     return marker
 

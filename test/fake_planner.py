@@ -25,14 +25,18 @@ from rclpy.qos import qos_profile_sensor_data
 from sensor_msgs.msg import CompressedImage
 from std_msgs.msg import Float64, String
 from trajectory_msgs.msg import MultiDOFJointTrajectory
+from visualization_msgs.msg import MarkerArray
 
 from rspec_planner.decode.stats import DecodeStats
 from rspec_planner.live.session import ros_node, stop_on_signals
+from rspec_planner.markers import plan_markers
+from rspec_planner.parameters import VehicleParameters
 from rspec_planner.planner.plan import Plan, PLAN_POINTS, Reasoning, StageTimes, Verdict
 from rspec_planner.ros_conversions import plan_path, plan_trajectory, stamp_to_ns
 
 TEXT = 'cruising straight, keep speed because the road ahead is free.'
 ROOT = '/planning/rspec_planner'
+CAR = VehicleParameters(length_m=4.8, width_m=1.9, rear_overhang_m=1.0)
 
 
 def straight_plan(t0_ns: int, speed: float = 8.0, text: str = TEXT,
@@ -72,6 +76,7 @@ def main() -> int:
         outputs = {name: node.create_publisher(kind, f'{ROOT}/{name}', 10) for name, kind in (
             ('output/path', Path), ('output/trajectory', MultiDOFJointTrajectory),
             ('output/reasoning', String), ('output/reasoning_stamped', String))}
+        marker = node.create_publisher(MarkerArray, f'{ROOT}/debug/marker', 10)
         numbers = {name: node.create_publisher(Float64, f'{ROOT}/debug/{name}', 10)
                    for name in ('processing_time_ms', 'pipeline_latency_ms',
                                 'encode/processing_time_ms', 'decode/processing_time_ms',
@@ -87,6 +92,7 @@ def main() -> int:
                 return
             outputs['output/path'].publish(plan_path(made, 'odometry'))
             outputs['output/trajectory'].publish(plan_trajectory(made, 'odometry'))
+            marker.publish(plan_markers(made, 'odometry', 0.1, CAR))
             outputs['output/reasoning'].publish(String(data=TEXT))
             outputs['output/reasoning_stamped'].publish(
                 String(data=json.dumps({'t0_ns': t0_ns, 'text': TEXT})))

@@ -64,10 +64,11 @@ def test_summary_tells_what_was_planned(finished):
 
 def test_pictures_are_drawn_and_differ(finished):
     folder, summary = finished
-    assert len(summary['pictures']) == 4  # three plans and the contact sheet
+    # three plans, what RViz got of them, and the contact sheet
+    assert len(summary['pictures']) == 7
     drawn = [cv2.imread(path) for path in summary['pictures']]
-    assert all(p.shape == (900, 1600, 3) for p in drawn[:3])
-    assert not np.array_equal(drawn[0], drawn[1])
+    assert [p.shape[:2] for p in drawn[:6]] == [(900, 1600), (720, 1280)] * 3
+    assert not np.array_equal(drawn[0], drawn[2])
     assert Path(summary['pictures'][-1]).name == 'contact_sheet.png'
 
 

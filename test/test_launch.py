@@ -22,16 +22,21 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import json
 from pathlib import Path
 import sys
 import types
 
 import pytest
+import yaml
 
 from rspec_planner.command_line import default_remaps
 from rspec_planner.parameters import is_ros_parameter, schema_fields
+from rspec_planner.planner.timing import STAGES
 from rspec_planner.transport import config_path
 
+SPECULATION = ('iterations', 'mean_accepted_length', 'tokens_per_second', 'reused_tokens',
+               'draft_ms', 'verify_ms')
 FOLDER = Path(__file__).resolve().parents[1] / 'launch'
 FILES = sorted(FOLDER.glob('*.launch.py'))
 
@@ -176,14 +181,85 @@ def test_launch_packages_are_imported_only_in_launch_files():
             assert not any(name.split('.')[0] in ('launch', 'launch_ros') for name in names), path
 
 
-def test_rviz_layout_listens_to_topics_of_the_node():
-    text = config_path('rspec_planner.rviz').read_text(encoding='utf-8')
-    for topic in ('/planning/rspec_planner/debug/marker', '/planning/rspec_planner/output/path',
-                  *default_remaps().values()):
-        if 'camera' not in topic or topic.endswith('front_wide/image_raw'):
-            assert f'Value: {topic}' in text
-    classes = [line.split(':', 1)[1].strip() for line in text.splitlines() if 'Class: r' in line]
-    assert {name.split('/')[0] for name in classes} == {'rviz_default_plugins', 'rviz_common'}
+#: what the node publishes and hears, of all that a layout may show
+TOPICS = {*default_remaps().values(), '/diagnostics',
+          *(f'/planning/rspec_planner/{name}' for name in (
+              'output/path', 'output/trajectory', 'output/reasoning', 'debug/marker',
+              'debug/candidates', 'debug/image_overlay/compressed', 'debug/processing_time_ms',
+              'debug/pipeline_latency_ms', 'debug/cyclic_time_ms',
+              *(f'debug/{stage}/processing_time_ms' for stage in STAGES),
+              *(f'debug/speculation/{name}' for name in SPECULATION)))}
+
+
+def displays(name):
+    content = yaml.safe_load(config_path(name).read_text(encoding='utf-8'))
+    return content['Visualization Manager']['Displays']
+
+
+@pytest.mark.parametrize('name, plugins', [
+    ('rspec_planner.rviz', {'rviz_default_plugins'}),
+    ('rspec_planner_autoware.rviz', {'rviz_default_plugins', 'rviz_plugins',
+                                     'autoware_string_stamped_rviz_plugin'})])
+def test_rviz_layouts_listen_to_topics_of_the_node_with_their_qos(name, plugins):
+    shown = displays(name)
+    assert {display['Class'].split('/')[0] for display in shown} == plugins
+    topics = {display['Name']: display['Topic'] for display in shown if 'Topic' in display}
+    assert len(topics) >= 6
+    for topic in topics.values():
+        assert topic['Value'] in TOPICS
+        assert {'Depth', 'Durability Policy', 'History Policy', 'Reliability Policy'} < set(topic)
+        # a reliable reader hears nothing from a best-effort camera, overlay or odometry
+        reliable = topic['Value'].startswith('/planning') and 'image' not in topic['Value']
+        assert topic['Reliability Policy'] == ('Reliable' if reliable else 'Best Effort')
+
+
+def test_rviz_shows_every_namespace_of_the_markers():
+    pytest.importorskip('rclpy', reason='rclpy is not installed (requirements-ros.txt)')
+    from node_rig import plan_at, turned
+
+    from rspec_planner.markers import plan_markers
+    from rspec_planner.parameters import VehicleParameters
+    made = plan_markers(plan_at(turned(0.0)), 'odometry', 0.1, VehicleParameters(4.8, 1.9, 1.0))
+    for name in ('rspec_planner.rviz', 'rspec_planner_autoware.rviz'):
+        (shown,) = [display for display in displays(name)
+                    if display['Class'] == 'rviz_default_plugins/MarkerArray']
+        assert set(shown['Namespaces']) == {marker.ns for marker in made.markers}
+
+
+def panels(layout):
+    return [layout] if isinstance(layout, str) else \
+        panels(layout['first']) + panels(layout['second'])
+
+
+def topics_in(thing):
+    if isinstance(thing, dict):
+        return {topic for pair in thing.items() for part in pair for topic in topics_in(part)}
+    if isinstance(thing, list):
+        return {topic for part in thing for topic in topics_in(part)}
+    return {thing.removesuffix('.data')} if isinstance(thing, str) and thing[:1] == '/' else set()
+
+
+def test_foxglove_layout_shows_every_panel_once_and_known_topics_only():
+    text = config_path('rspec_planner.foxglove.json').read_text(encoding='utf-8')
+    content = json.loads(text)
+    assert sorted(panels(content['layout'])) == sorted(content['configById'])
+    assert {panel.split('!')[0] for panel in content['configById']} == {
+        '3D', 'Image', 'RawMessages', 'Plot', 'DiagnosticSummary', 'DiagnosticStatusPanel'}
+    assert topics_in(content['configById']) <= TOPICS
+    assert TOPICS - topics_in(content['configById']) <= {
+        *default_remaps().values(), '/planning/rspec_planner/output/trajectory',
+        *(f'/planning/rspec_planner/debug/speculation/{name}'
+          for name in ('tokens_per_second', 'draft_ms', 'verify_ms'))}
+
+
+def test_the_topics_of_the_layouts_are_published():
+    pytest.importorskip('rclpy', reason='rclpy is not installed (requirements-ros.txt)')
+    from rspec_planner import outputs, overlay_publisher
+    text = ''.join(Path(module.__file__).read_text(encoding='utf-8')
+                   for module in (outputs, overlay_publisher))
+    for topic in TOPICS - {*default_remaps().values(), '/diagnostics'}:
+        name = topic.removeprefix('/planning/rspec_planner/')
+        assert f"'~/{name}'" in text or name.rsplit('/', 1)[-1] in text, topic
 
 
 @pytest.mark.skipif(importlib.util.find_spec('launch_ros') is None,

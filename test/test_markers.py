@@ -23,7 +23,14 @@ import pytest
 from rclpy.serialization import deserialize_message, serialize_message
 from visualization_msgs.msg import Marker, MarkerArray
 
-from rspec_planner.markers import LIFT_M, plan_markers, speed_colours
+from rspec_planner.markers import (
+    LIFT_M,
+    plan_markers,
+    speed_colours,
+    TEXT_COLUMNS,
+    TEXT_HEIGHT_M,
+    TEXT_SIZE_M,
+)
 from rspec_planner.parameters import VehicleParameters
 from rspec_planner.ros_conversions import chosen_candidate, stamp_to_ns
 
@@ -65,9 +72,10 @@ def test_one_line_per_candidate_and_the_chosen_one_is_coloured(markers):
 def test_reasoning_stands_above_the_ego(markers):
     (text,) = of(markers, 'reasoning')
     assert text.type == Marker.TEXT_VIEW_FACING
-    assert text.text == TEXT
+    assert text.text.replace('\n', ' ') == TEXT
+    assert [len(line) <= TEXT_COLUMNS for line in text.text.split('\n')] == [True, True]
     assert_allclose([text.pose.position.x, text.pose.position.y], [100.0, -20.0])
-    assert text.pose.position.z > 2.0
+    assert text.pose.position.z == pytest.approx(1.0 + TEXT_HEIGHT_M + TEXT_SIZE_M / 2)
 
 
 def test_waypoints_are_full_seconds(markers):

@@ -32,6 +32,7 @@ import numpy as np
 from tqdm import tqdm
 
 from rspec_planner.errors import ConfigurationError, InputError
+from rspec_planner.live.marker_view import draw_markers
 from rspec_planner.live.monitor import PlanMonitor
 from rspec_planner.live.pictures import contact_sheet, draw_frame, Extras, write_picture
 from rspec_planner.live.processes import Child, ChildError, free_domain_id, Processes
@@ -239,23 +240,28 @@ def choose_plans(drive: RecordedDrive, count: int) -> list[int]:
 
 
 def draw_pictures(drive: RecordedDrive, folder: Path, count: int) -> list[str]:
-    """Draw chosen plans and a contact sheet; return their paths."""
+    """Draw chosen plans, the markers that RViz got of them, and a contact sheet; return paths."""
     rig, stamps = Rig(), drive.stamps
     pictures, paths = [], []
     chosen = choose_plans(drive, count)
     bar = tqdm(frames_at(drive.bag, rig.names, chosen), total=len(chosen), unit='picture',
                file=sys.stderr, disable=None, leave=False)
     for t0, images in bar:
-        truth = drive.truth.get(t0, {})
+        truth, plan = drive.truth.get(t0, {}), drive.plan(t0)
         family = truth.get('family', '').replace('_', ' ')
-        picture = draw_frame(images, drive.plan(t0), rig, Extras(
+        picture = draw_frame(images, plan, rig, Extras(
             elapsed_s=(t0 - stamps[0]) / 1e9, plan_number=stamps.index(t0) + 1,
             notes=(f'scenario: {family}',) if family else ()))
-        path = folder / f'plan_{stamps.index(t0) + 1:04d}.png'
-        write_picture(path, picture)
         pictures.append(picture)
-        paths.append(str(path))
+        paths.append(_write(folder / f'plan_{stamps.index(t0) + 1:04d}.png', picture))
+        if t0 in drive.markers:
+            paths.append(_write(folder / f'markers_{stamps.index(t0) + 1:04d}.png',
+                                draw_markers(drive.markers[t0], plan.ego_pose_at_t0)))
     if pictures:
-        write_picture(folder / 'contact_sheet.png', contact_sheet(pictures))
-        paths.append(str(folder / 'contact_sheet.png'))
+        paths.append(_write(folder / 'contact_sheet.png', contact_sheet(pictures)))
     return paths
+
+
+def _write(path: Path, picture: np.ndarray) -> str:
+    write_picture(path, picture)
+    return str(path)

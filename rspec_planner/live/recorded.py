@@ -37,6 +37,7 @@ from rspec_planner.planner.timing import STAGES
 from rspec_planner.world.bag import BagReader
 
 NAMESPACE = '/planning/rspec_planner'
+MARKER_TOPIC = f'{NAMESPACE}/debug/marker'
 TRUTH_TOPIC = '/world/ground_truth/coc_stamped'
 
 
@@ -49,6 +50,7 @@ class RecordedDrive:
     texts: dict[int, str] = field(default_factory=dict)  # t0_ns -> reasoning
     arrivals: dict[int, int] = field(default_factory=dict)  # t0_ns -> log time of the reasoning
     numbers: dict[str, list[tuple[int, float]]] = field(default_factory=dict)  # below debug/
+    markers: dict[int, list[Any]] = field(default_factory=dict)  # t0_ns -> markers for RViz
     truth: dict[int, dict[str, str]] = field(default_factory=dict)  # stamp -> text, family
     diagnostics: dict[str, tuple[str, dict[str, str]]] = field(default_factory=dict)
 
@@ -102,8 +104,8 @@ def read_drive(bag: Path) -> RecordedDrive:
         topics = tuple(t for t in reader.topics if t.startswith(f'{NAMESPACE}/debug/')
                        and reader.topics[t] == 'std_msgs/msg/Float64')
         for item in reader.read((*topics, f'{NAMESPACE}/output/trajectory',
-                                 f'{NAMESPACE}/output/reasoning_stamped', '/diagnostics',
-                                 TRUTH_TOPIC)):
+                                 f'{NAMESPACE}/output/reasoning_stamped', MARKER_TOPIC,
+                                 '/diagnostics', TRUTH_TOPIC)):
             _take(drive, item.topic, item.log_ns, item.content)
     if not drive.stamps:
         raise InputError(f'bag {bag} holds no plan below {NAMESPACE}/output; record it while '
@@ -144,6 +146,9 @@ def _take(drive: RecordedDrive, topic: str, log_ns: int, content: Any) -> None:
         data = json.loads(content.data)
         drive.texts[int(data['t0_ns'])] = str(data['text'])
         drive.arrivals[int(data['t0_ns'])] = log_ns
+    elif topic == MARKER_TOPIC:
+        stamp = content.markers[0].header.stamp
+        drive.markers[int(stamp.sec) * 10**9 + int(stamp.nanosec)] = list(content.markers)
     elif topic == TRUTH_TOPIC:
         data = json.loads(content.data)
         drive.truth[int(data['t0_ns'])] = data
