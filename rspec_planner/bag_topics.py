@@ -20,7 +20,7 @@ A missing input is never replaced by a topic that merely looks right; the refusa
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 import difflib
 from pathlib import Path
 import re
@@ -28,10 +28,16 @@ from typing import Any
 
 import yaml
 
-from rspec_planner.command_line import camera_topic, NAVIGATION_TOPIC, ODOMETRY_TOPIC
+from rspec_planner.command_line import (
+    camera_topic,
+    info_topic,
+    NAVIGATION_TOPIC,
+    ODOMETRY_TOPIC,
+)
 from rspec_planner.errors import ConfigurationError, InputError
 
 IMAGE_TYPES = ('sensor_msgs/msg/Image', 'sensor_msgs/msg/CompressedImage')
+INFO_TYPE = 'sensor_msgs/msg/CameraInfo'
 ODOMETRY_TYPE = 'nav_msgs/msg/Odometry'
 TEXT_TYPE = 'std_msgs/msg/String'
 
@@ -43,12 +49,13 @@ class TopicMap:
     cameras: Mapping[str, str]  # topic -> camera
     odometry: str
     navigation_text: str = ''  # '' when the bag has none
+    infos: Mapping[str, str] = field(default_factory=dict)  # CameraInfo topic -> camera
 
     @property
     def all(self) -> tuple[str, ...]:
         """Return every topic that planning reads."""
         text = (self.navigation_text,) if self.navigation_text else ()
-        return (*self.cameras, self.odometry, *text)
+        return (*self.cameras, self.odometry, *text, *self.infos)
 
 
 @dataclass(frozen=True)
@@ -124,7 +131,9 @@ def choose_topics(bag: Path, types: Mapping[str, str], counts: Mapping[str, int]
         missing.append(('navigation_text', [text]))
     if missing:
         raise InputError(_refusal(bag, missing, types, counts, cameras))
-    return TopicMap(chosen, odometry, text if found.get(text) == TEXT_TYPE else '')
+    infos = {info_topic(camera): camera for camera in cameras
+             if found.get(info_topic(camera)) == INFO_TYPE}
+    return TopicMap(chosen, odometry, text if found.get(text) == TEXT_TYPE else '', infos)
 
 
 def _expected(camera: str, names: TopicNames) -> list[str]:

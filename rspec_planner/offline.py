@@ -45,6 +45,7 @@ from rspec_planner.parameters import (
     value_problems,
 )
 from rspec_planner.planner.buffers import ObservationBuffer, SelectionLimits, Skip
+from rspec_planner.planner.calibration import CalibrationChecks
 from rspec_planner.planner.images import decode_message
 from rspec_planner.planner.observation import Observation
 from rspec_planner.planner.plan import Plan
@@ -124,6 +125,8 @@ class BagPlanner:
         self._buffer = ObservationBuffer(planner.profile, SelectionLimits(
             image_tolerance_ms=sync.image_tolerance_ms,
             odometry_max_gap_ms=sync.odometry_max_gap_ms))
+        self._info_check = parameters.cameras.info_check
+        self._checks = CalibrationChecks(cameras, parameters.cameras.fov_tolerance_deg)
         self._rate_hz = parameters.planning.rate_hz
         self._limit = RateLimit()
         self._wait_ns = round(max(sync.image_wait_ms, sync.odometry_wait_ms) * 1e6)
@@ -137,6 +140,8 @@ class BagPlanner:
             yield from self._feed_image(self._topics.cameras[item.topic], item)
         elif item.topic == self._topics.odometry:
             self._feed_odometry(item.content)
+        elif item.topic in self._topics.infos:
+            self._feed_info(self._topics.infos[item.topic], item.content)
         else:
             self._buffer.set_navigation_text(item.content.data)
         if self._waiting is not None and self._complete(self._waiting[0]):
@@ -168,6 +173,17 @@ class BagPlanner:
         self._buffer.add_pose(
             _stamp_ns(content), (pose.x, pose.y, pose.z), (turn.x, turn.y, turn.z, turn.w),
             content.twist.twist.linear.x, content.header.frame_id)
+
+    def _feed_info(self, camera: str, content: Any) -> None:
+        fault = self._checks.update(camera, content) if self._info_check != 'ignore' else None
+        if self._info_check == 'refuse':
+            self._buffer.refuse_camera(
+                camera, Skip(fault.reason, fault.detail) if fault else None)
+
+    @property
+    def messages(self) -> dict[str, int]:
+        """Return how many messages were dropped or do not fit, by reason."""
+        return {**self._buffer.dropped, **self._checks.counts}
 
     def _complete(self, t0_ns: int) -> bool:
         """Return whether every stream has reached t0."""
@@ -239,16 +255,15 @@ def plan_bag(bag: Path, options: OfflineOptions, *, progress: Progress | None = 
             out = PlanBag(options.out, parameters.output.frame, options.overwrite) \
                 if options.out is not None else nullcontext()
             with out as plans:
-                tally = _Tally()
-                for result in _results(reader, BagPlanner(planner, topics, parameters), topics,
-                                       advance):
+                tally, feeder = _Tally(), BagPlanner(planner, topics, parameters)
+                for result in _results(reader, feeder, topics, advance):
                     tally.add(result)
                     if not isinstance(result, Skip):
                         write(record_of(result))
                         if plans is not None:
                             plans.write(result)
                 _require_plans(bag, tally)
-    return _report(tally, records, options.out)
+    return {**_report(tally, records, options.out), 'messages': feeder.messages}
 
 
 def _results(reader: BagReader, planner: BagPlanner, topics: TopicMap,

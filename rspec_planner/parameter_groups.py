@@ -58,7 +58,7 @@ class CameraParameters:
 
     ids: tuple[int, ...]
     transport: tuple[str, ...]  # 'raw', 'compressed' or 'auto', one per id
-    info_check: str  # 'off', 'warn' or 'refuse'
+    info_check: str  # 'ignore', 'warn' or 'refuse'
     fov_tolerance_deg: float
 
     def __post_init__(self) -> None:

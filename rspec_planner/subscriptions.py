@@ -116,7 +116,7 @@ class InputSubscriptions:
         self.calibration.tolerance_deg = cameras.fov_tolerance_deg
         for index, (name, transport) in enumerate(zip(names, cameras.transport)):
             self._add_camera(index, name, transport)
-            if cameras.info_check != 'off':
+            if cameras.info_check != 'ignore':
                 self._subscribe(CameraInfo, f'~/input/camera_info{index}', sensor_qos(1),
                                 partial(self._on_camera_info, name))
         self._topics['odometry'] = (self._node.resolve_topic_name('~/input/odometry'),)

@@ -12,6 +12,7 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 from contextlib import contextmanager
+import dataclasses
 from dataclasses import replace
 import json
 import math
@@ -29,6 +30,7 @@ from rspec_planner.errors import ConfigurationError, InputError
 from rspec_planner.model.config import CameraConfig, tiny, TokenIds
 from rspec_planner.offline import OfflineOptions, plan_bag, read_parameters
 from rspec_planner.planner.plan import Plan, Reasoning, StageTimes, Verdict
+from rspec_planner.transport import config_path
 from rspec_planner.world.bag import BagReader, BagWriter, message
 from rspec_planner.world.messages import make_header, odometry_message
 from rspec_planner.world.record import (
@@ -177,7 +179,6 @@ def test_late_cameras_are_waited_for(tmp_path):
 
 def test_rate_limit_is_the_one_of_the_parameters(bag, tmp_path):
     from rspec_planner.parameters import PARAMETER_FILE
-    from rspec_planner.transport import config_path
     text = config_path(PARAMETER_FILE).read_text()
     slow = tmp_path / 'slow.yaml'
     slow.write_text(text.replace('rate_hz: 10.0', 'rate_hz: 5.0'))
@@ -238,6 +239,29 @@ def test_plan_bag_holds_paths_and_trajectories_in_the_map(bag, tmp_path):
     with pytest.raises(InputError, match='exists already'):
         run(bag, records=tmp_path / 'r', out=tmp_path / 'out.mcap')
     run(bag, records=tmp_path / 'r', out=tmp_path / 'out.mcap', overwrite=True)
+
+
+@pytest.mark.parametrize('policy, plans', [('ignore', True), ('warn', True), ('refuse', False)])
+def test_a_camera_in_another_role_is_counted_and_refused_as_the_node_does(
+        tmp_path, refused, policy, plans):
+    record(tmp_path / 'a.mcap')
+
+    def swap(topic, content):
+        if topic.endswith('front_wide/camera_info'):
+            longer = content.k * [4, 1, 1, 1, 4, 1, 1, 1, 1]
+            return topic, dataclasses.replace(content, k=longer)
+        return topic, content
+    rewrite(tmp_path / 'a.mcap', tmp_path / 'b.mcap', swap)
+    params = tmp_path / 'p.yaml'
+    shipped = config_path('rspec_planner.param.yaml').read_text()
+    params.write_text(shipped.replace('info_check: warn', f'info_check: {policy}'))
+    if not plans:
+        assert 'camera_info_' in refused(tmp_path / 'b.mcap', params=params)
+        return
+    report, _, _ = run(tmp_path / 'b.mcap', params=params)
+    assert report['plans'] == 15
+    assert report['messages'] == ({} if policy == 'ignore' else
+                                  {'camera_info_field_of_view': 30})
 
 
 def test_progress_sees_every_message(bag, tmp_path):
