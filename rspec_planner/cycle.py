@@ -111,7 +111,8 @@ class CycleStatistics:
     published: int = 0
     rejected: int = 0
     failed: int = 0
-    superseded: int = 0
+    superseded: int = 0  # replaced in the mailbox by a newer frame
+    rate_limited: int = 0  # above planning.rate_hz
     repeated: int = 0
     deadline_misses: int = 0
     budget_misses: int = 0

@@ -187,6 +187,7 @@ def inference_status(facts: PlanFacts) -> DiagnosticStatus:
         'reject_reason': last.reason if last and last.outcome is Outcome.REJECTED else '',
         'published_total': statistics.published, 'rejected_total': statistics.rejected,
         'failed_total': statistics.failed, 'superseded_total': statistics.superseded,
+        'rate_limited_total': statistics.rate_limited,
         'repeated_total': statistics.repeated, 'busy_ms': 1e3 * facts.busy_s})
 
 
@@ -219,7 +220,7 @@ def latency_status(statistics: CycleStatistics, last: CycleResult | None,
     p50_ms, p95_ms and p99_ms are those of processing_time_ms; others carry their name before it.
     """
     level, message = _lateness(last, parameters.deadline.budget_ms)
-    values: dict[str, Any] = {}
+    values: dict[str, Any] = {'t0_ns': last.t0_ns} if last is not None else {}
     for name, value in (times_of(last) if last is not None else {}).items():
         values['processing_time_ms' if name == 'processing' else f'{name}_ms'] = value
     for name, window in statistics.windows.items():

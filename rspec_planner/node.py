@@ -270,6 +270,7 @@ class RspecPlanner(LifecycleNode):
                             f'{(self._newest_t0_ns - t0_ns) / 1e9:.1f} s')
             self._newest_t0_ns = max(self._newest_t0_ns, t0_ns)
             if not self._limit.allows(t0_ns, config.planning.rate_hz):
+                made.statistics.rate_limited += 1
                 return
         if self._worker.submit(t0_ns):
             made.statistics.superseded += 1

@@ -137,14 +137,15 @@ def test_engine_levels(state, level):
 
 
 def test_inference_of_a_published_plan(plan):
-    statistics = CycleStatistics(published=7, superseded=2)
+    statistics = CycleStatistics(published=7, superseded=2, rate_limited=14)
     status = inference_status(PlanFacts(
         statistics, CycleResult(NOW, Outcome.PUBLISHED, plan=plan)))
     assert (status.level, status.message) == (OK, 'plan published')
     values = values_of(status)
     assert values['message'] == TEXT
     assert (values['num_points'], values['reasoning_tokens']) == ('65', '3')
-    assert (values['published_total'], values['superseded_total']) == ('7', '2')
+    assert (values['published_total'], values['superseded_total'],
+            values['rate_limited_total']) == ('7', '2', '14')
 
 
 def test_inference_that_went_silent_is_a_warning(plan):
@@ -175,6 +176,7 @@ def test_latency_within_and_above_budget(plan, parameters):
     assert (status.level, status.message) == (OK, 'within budget')
     values = values_of(status)
     assert values['decode_ms'] == '4.000' and values['p50_ms'] == '200.000'
+    assert values['t0_ns'] == str(NOW)
     assert values['pipeline_latency_ms'] == '140.000'
     slow = latency_status(statistics, replace(good, processing_ms=180.0), parameters)
     assert slow.level == WARN

@@ -57,6 +57,7 @@ LEVELS = ('OK', 'WARN', 'ERROR', 'STALE')
 #: counts of the view -> task and key of the diagnostics
 COUNTS = {'published': ('inference_status', 'published_total'),
           'superseded': ('inference_status', 'superseded_total'),
+          'rate limited': ('inference_status', 'rate_limited_total'),
           'rejected': ('inference_status', 'rejected_total'),
           'failed': ('inference_status', 'failed_total'),
           'repeated': ('inference_status', 'repeated_total'),
