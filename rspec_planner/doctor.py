@@ -22,7 +22,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 import importlib
-import importlib.util
 import os
 from pathlib import Path
 import shutil
@@ -170,11 +169,28 @@ def _gpu() -> Check:
 
 
 def _tensorrt() -> Check:
-    for module in ('tensorrt', 'tensorrt_rtx'):
-        if importlib.util.find_spec(module) is not None:
-            found = importlib.import_module(module)
-            return Check('tensorrt', True, f'{module} {getattr(found, "__version__", "?")}')
-    return Check('tensorrt', True, 'none (the tiny profile runs on PyTorch)')
+    """Tell each library, what it builds for, and whether it runs on the GPU at hand."""
+    from rspec_planner.engine.tensorrt_library import (
+        dotted,
+        FLAVOURS,
+        is_installed,
+        load_library,
+        present_sm,
+    )
+    names = [name for name in FLAVOURS if is_installed(name)]
+    if not names:
+        return Check('tensorrt', True, 'none (the tiny profile runs on PyTorch)')
+    sm, told = present_sm(), []
+    for name in names:
+        library = load_library(name)
+        served = library.flavour.ahead_of_time
+        runs = not served or sm in served
+        told.append(f'{name} {library.version}: ' + (
+            'builds for ' + ', '.join(map(dotted, served)) if served else
+            'builds for the GPU at hand') + (
+            ', runs nowhere here (no GPU)' if not sm else
+            f', {"runs" if runs else "does not run"} on this GPU ({dotted(sm)})'))
+    return Check('tensorrt', True, '; '.join(told))
 
 
 #: name -> (check, fix for a check that raises), in the order of the report
@@ -193,7 +209,7 @@ CHECKS: Mapping[str, tuple[Callable[[], Check], str]] = {
     'cores': (_cores, ''),
     'memory': (_memory, ''),
     'gpu': (_gpu, ''),
-    'tensorrt': (_tensorrt, ''),
+    'tensorrt': (_tensorrt, 'reinstall it, or uninstall it: pip uninstall tensorrt-rtx-cu13'),
 }
 
 

@@ -14,6 +14,7 @@
 import json
 import shutil
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -130,3 +131,36 @@ def test_a_crash_becomes_a_finding(monkeypatch):
     check = run_check('memory')
     assert (check.ok, check.detail, check.fix) == (False, 'RuntimeError: two lines',
                                                    'report this')
+
+
+@pytest.mark.parametrize(('sm', 'names', 'says'), [
+    ('', ['tensorrt_rtx'], 'tensorrt_rtx 1.7: builds for 7.5, 8.0, 8.6, 8.9, 12.0, 12.1, runs '
+     'nowhere here (no GPU)'),
+    ('90', ['tensorrt_rtx'], 'does not run on this GPU (9.0)'),
+    ('89', ['tensorrt_rtx'], 'runs on this GPU (8.9)'),
+    ('110', ['tensorrt', 'tensorrt_rtx'], 'tensorrt 1.7: builds for the GPU at hand, runs on '
+     'this GPU (11.0); tensorrt_rtx'),
+    ('', [], 'none'),
+])
+def test_each_tensorrt_is_told_with_what_it_serves(monkeypatch, sm, names, says):
+    from rspec_planner.engine import tensorrt_library
+    monkeypatch.setattr(tensorrt_library, 'is_installed', lambda name: name in names)
+    monkeypatch.setattr(tensorrt_library, 'present_sm', lambda: sm)
+    monkeypatch.setattr(tensorrt_library, 'load_library', lambda name: SimpleNamespace(
+        flavour=tensorrt_library.FLAVOURS[name], version='1.7'))
+    check = run_check('tensorrt')
+    assert check.ok
+    assert says in check.detail
+
+
+def test_a_tensorrt_that_does_not_load_is_a_finding(monkeypatch):
+    from rspec_planner.engine import tensorrt_library
+    from rspec_planner.errors import EngineError
+
+    def broken(name):
+        raise EngineError('libnvinfer.so is missing')
+    monkeypatch.setattr(tensorrt_library, 'is_installed', lambda name: True)
+    monkeypatch.setattr(tensorrt_library, 'load_library', broken)
+    check = run_check('tensorrt')
+    assert (check.ok, check.detail) == (False, 'libnvinfer.so is missing')
+    assert 'uninstall' in check.fix

@@ -99,7 +99,8 @@ def decoder_model(last=(('MatMul', ('mixed', 'wo'), {}),), attention=None, extra
     return helper.make_model(graph, opset_imports=[helper.make_opsetid('', 24)], ir_version=10)
 
 
-def write_set(folder, model=None, names=('verify',), inputs=INPUTS, outputs=OUTPUTS):
+def write_set(folder, model=None, names=('verify',), inputs=INPUTS, outputs=OUTPUTS,
+              checkpoints=None):
     """Write an export of the model under each stage name; return its StageSet."""
     import onnx
     graphs = folder / 'onnx'
@@ -110,15 +111,16 @@ def write_set(folder, model=None, names=('verify',), inputs=INPUTS, outputs=OUTP
         onnx.save(model or decoder_model(), str(path))
         files.append(StageFile(name, path.name, file_sha256(path), path.stat().st_size, 24,
                                inputs, outputs))
-    stages = stage_set(files)
+    stages = stage_set(files, checkpoints or CHECKPOINTS)
     write_stages(stages, graphs)
     return stages
 
 
-def stage_set(files):
+def stage_set(files, checkpoints=None):
     fields = {field.name: 1 for field in dataclasses.fields(StageShapes)}
     shapes = StageShapes(**{**fields, 'taps': ()})
-    return StageSet('hand', {}, None, 'fp16', shapes, CHECKPOINTS, {}, tuple(files))
+    return StageSet('hand', {}, None, 'fp16', shapes, checkpoints or CHECKPOINTS, {},
+                    tuple(files))
 
 
 def rtx_plan(size=400, fill=b'x'):
