@@ -16,7 +16,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +75,64 @@ def export(checkpoint: str, draft: str, precision: str, samples: int, stages: Se
                         'bytes': stage.bytes, 'inputs': len(stage.inputs),
                         'weights': len(stage.weights), 'nodes': sum(stage.operators.values())}
                        for stage in made.stages]}
+
+
+def _checked(report: Any) -> Iterator[str]:
+    """Yield one line per stage and one for the loop."""
+    for one in report['engines']:
+        yield (f'{"ok  " if one["checked"] else "FAIL"} {one["stage"]:10} {one["precision"]}  '
+               f'error {one["error"]:.1e} in {one["worst_output"]}, tolerance '
+               f'{one["tolerance"]:.0e}')
+    loop = report['loop']
+    if loop is not None:
+        yield (f'{"ok  " if loop["ok"] else "FAIL"} loop       {loop["clips"]} clips, '
+               f'{loop["token_mismatches"]} texts and {loop["trajectory_mismatches"]} paths '
+               f'differ, paths by {1e3 * loop["largest_deviation_m"]:.3g} mm at most')
+
+
+@engine.command('check')
+@CHECKPOINT
+@DRAFT
+@PRECISION
+@click.option('--clips', type=click.IntRange(0), default=50, show_default=True,
+              help='Clips that the loop plans over the graphs and over PyTorch.')
+@click.option('--frames', type=click.IntRange(0), default=2, show_default=True,
+              help='World frames per stage.')
+@click.option('--random', 'random_frames', type=click.IntRange(0), default=3, show_default=True,
+              help='Frames of random inputs per stage.')
+@click.option('--folder', type=click.Path(path_type=Path),
+              help='Exported graphs. Default: engines/<profile>-<precision>/onnx; exported first '
+              'when there are none.')
+@reports(_checked)
+def check(checkpoint: str, draft: str, precision: str, clips: int, frames: int,
+          random_frames: int, folder: Path | None) -> Mapping[str, Any]:
+    """Run the graphs on ONNX Runtime beside PyTorch: every stage, then the whole loop."""
+    from rspec_planner.engine.stages import read_stages
+    from rspec_planner.evaluate.engine_check import Amount, check_folder
+    from rspec_planner.planner.staging import checkpoint_folder, read_source
+    graphs = folder or default_folder(Path(checkpoint).name, precision)
+    if folder is None:
+        _export_if_stale(graphs, checkpoint, draft, precision, ())
+    stages = read_stages(graphs)
+    source = read_source(checkpoint, stages.precision, draft, stages.shapes.samples)
+    bars = _Bars()
+    with bars:
+        return check_folder(graphs, source, checkpoint_folder(checkpoint),
+                            Amount(random_frames, frames, clips), bars.show)
+
+
+class _Bars(ExitStack):
+    """One progress bar per part of a long check."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._bars: dict[str, Callable[[int, int], None]] = {}
+
+    def show(self, label: str, done: int, total: int) -> None:
+        """Move the bar of a part, made at its first call."""
+        if label not in self._bars:
+            self._bars[label] = self.enter_context(share(label))
+        self._bars[label](done, total)
 
 
 def _engines(report: Any) -> Iterator[str]:

@@ -27,7 +27,7 @@ from rspec_planner.engine.stage_ops import attention
 from rspec_planner.engine.stages import StageShapes
 from rspec_planner.model.config import ProfileConfig
 from rspec_planner.model.target import Target
-from rspec_planner.model.vision import VisionAttention, VisionBlock
+from rspec_planner.model.vision import PatchEmbed, VisionAttention, VisionBlock, VisionMlp
 
 
 class VisionStage(Stage):
@@ -59,7 +59,7 @@ class VisionStage(Stage):
     def forward(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the outputs, see the class."""
         vision = self.vision
-        x = vision.patch_embed(patches(inputs['images'], self.cfg))
+        x = _embed(vision.patch_embed, patches(inputs['images'], self.cfg))
         x = x + self._positions().to(x.dtype)
         count = x.shape[0]
         tables = Tables(self._cos.expand(count, -1, -1), self._sin.expand(count, -1, -1))
@@ -67,7 +67,7 @@ class VisionStage(Stage):
         for index, module in enumerate(vision.blocks):
             block = cast('VisionBlock', module)
             x = x + _attend(block.attn, block.norm1(x), tables)
-            x = x + block.mlp(block.norm2(x))
+            x = x + _mlp(block.mlp, block.norm2(x))
             if index in vision.cfg.deepstack_layers:
                 tap = vision.cfg.deepstack_layers.index(index)
                 deepstack.append(vision.deepstack_merger_list[tap](x))
@@ -80,6 +80,18 @@ class VisionStage(Stage):
         return (corners * self._weights.to(table.dtype)[..., None]).sum(0)
 
 
+def _embed(module: PatchEmbed, rows: Tensor) -> Tensor:
+    """Return (N, P, hidden) of still images: the same rows fill every time slot of the kernel."""
+    weight = module.proj.weight.sum(2).flatten(1)
+    return functional.linear(rows.to(weight.dtype), weight, module.proj.bias)
+
+
+def _mlp(module: VisionMlp, x: Tensor) -> Tensor:
+    """Return (N, P, hidden), the approximated GELU in one node."""
+    out: Tensor = module.linear_fc2(functional.gelu(module.linear_fc1(x), approximate='tanh'))
+    return out
+
+
 def _attend(attn: VisionAttention, x: Tensor, tables: Tables) -> Tensor:
     """Return the attention result (N, P, hidden) of normed x; each image sees itself."""
     joined = attn.qkv(x).unflatten(-1, (3, attn.num_heads, -1)).permute(2, 0, 3, 1, 4)
@@ -90,7 +102,9 @@ def _attend(attn: VisionAttention, x: Tensor, tables: Tables) -> Tensor:
 
 def patches(images: Tensor, cfg: ProfileConfig) -> Tensor:
     """
-    Return what `image.patchify` returns, (N, P, values) fp32, of images (N, H, W, 3) uint8.
+    Return patch rows (N, P, 3 * patch * patch) fp32 of images (N, H, W, 3) uint8.
+
+    They are those of `image.patchify` with one time slot.
 
     Bytes are widened first: inference engines rearrange no bytes.
     """
@@ -101,5 +115,4 @@ def patches(images: Tensor, cfg: ProfileConfig) -> Tensor:
     values = images.to(torch.float32) * (2.0 / 255.0) - 1.0
     values = values.view(count, rows, merge, patch, cols, merge, patch, channels)
     values = values.permute(0, 1, 4, 2, 5, 7, 3, 6)
-    values = values.reshape(count, rows * cols * merge * merge, channels, 1, patch * patch)
-    return values.expand(-1, -1, -1, vision.temporal_patch_size, -1).flatten(2)
+    return values.reshape(count, rows * cols * merge * merge, channels * patch * patch)

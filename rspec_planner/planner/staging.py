@@ -80,7 +80,7 @@ def read_source(checkpoint: str, precision: str, draft: str = 'default',
     dtype = getattr(torch, PRECISIONS[precision])
     if checkpoint in SHAPES_ONLY:
         return _shapes_only(SHAPES_ONLY[checkpoint](), dtype, draft != 'none', samples)
-    folder = _folder(checkpoint)
+    folder = checkpoint_folder(checkpoint)
     target, routine = load_target(folder, dtype=dtype).requires_grad_(False), None
     if draft != 'none':
         routine = load_draft(draft_folder(draft, folder), target, dtype=dtype, checkpoint=folder)
@@ -93,14 +93,15 @@ def source_digests(checkpoint: str, draft: str = 'default') -> dict[str, str]:
     """Return 'target', 'draft' -> digest of the weights, '' for shapes only; nothing is loaded."""
     if checkpoint in SHAPES_ONLY:
         return dict.fromkeys(('target',) if draft == 'none' else ('target', 'draft'), '')
-    folder = _folder(checkpoint)
+    folder = checkpoint_folder(checkpoint)
     digests = {'target': target_digest(folder)}
     if draft != 'none':
         digests['draft'] = target_digest(draft_folder(draft, folder))
     return digests
 
 
-def _folder(checkpoint: str) -> Path:
+def checkpoint_folder(checkpoint: str) -> Path:
+    """Return the folder of a checkpoint that is given by name or path."""
     return EMBEDDED / checkpoint if checkpoint in EMBEDDED_NAMES else Path(checkpoint)
 
 
