@@ -209,6 +209,17 @@ def plan(bag: Path, out: Path | None, records: Path | None, topics: Path | None,
 
 
 @cli.command()
+@click.argument('out', type=click.Path(path_type=Path))
+@click.option('--seconds', type=float, default=0.0, help='End after this time. Default: Ctrl-C.')
+@click.option('--no-inputs', is_flag=True, help='Leave cameras and odometry out.')
+@reports()
+def record(out: Path, seconds: float, no_inputs: bool) -> Mapping[str, Any]:
+    """Record plans, diagnostics and inputs of a running node into OUT, an mcap bag."""
+    from rspec_planner.live.recorder import run_recorder
+    return run_recorder(out, inputs=not no_inputs, seconds=seconds)
+
+
+@cli.command()
 @click.argument('bag', type=click.Path(path_type=Path))
 @click.option('--rate', type=float, default=1.0, show_default=True)
 @click.option('--loop', is_flag=True, help='Start again at the end, until Ctrl-C.')

@@ -262,6 +262,20 @@ def test_the_topics_of_the_layouts_are_published():
         assert f"'~/{name}'" in text or name.rsplit('/', 1)[-1] in text, topic
 
 
+def test_the_docs_name_every_argument_and_its_default(described):
+    rows = [[cell.strip() for cell in line.strip('|\n').split('|')]
+            for line in (FOLDER.parent / 'docs' / 'integration.md').read_text().splitlines()
+            if line.startswith('| `')]
+    for path in FILES:
+        (start,) = [i for i, row in enumerate(rows) if row[0] == f'`{path.name}`'] or [None]
+        for name, options in arguments_of(described(path)).items():
+            row = next((row for row in rows[start:] if f'`{name}`' in row[0]
+                        or (name[:-1] == 'input_image' and '`input_image0` ...' in row[0])), None)
+            assert row is not None, f'{path.name}: {name}'
+            default = options.get('default_value', '')
+            assert not default.isalnum() or f'`{default}`' in row[1], f'{path.name}: {name}'
+
+
 @pytest.mark.skipif(importlib.util.find_spec('launch_ros') is None,
                     reason='launch_ros is missing: it comes with a ROS installation only')
 @pytest.mark.parametrize('path', FILES, ids=lambda path: path.name)
