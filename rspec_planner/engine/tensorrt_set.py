@@ -18,13 +18,16 @@ A set is one checkpoint in one precision: `onnx/` holds the exported graphs and 
 engines of every flavour lie above it, `runtime_cache/` is what one machine remembers.
 An engine that is already there for the same ONNX file, library, host and GPUs is kept: plans
 are not reproducible byte for byte, so the question is asked of the inputs and never of a plan.
+What `rspec engine check` found of the same ONNX file goes into the manifest.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from datetime import datetime, UTC
+import json
 from pathlib import Path
 import subprocess
 from typing import Any
@@ -50,6 +53,8 @@ from rspec_planner.engine.tensorrt_build import build_engine, Progress
 from rspec_planner.engine.tensorrt_library import check_targets, host_name, Library, present_sm
 from rspec_planner.errors import EngineError
 
+#: what `rspec engine check` writes beside the graphs
+CHECKS_NAME = 'checks.json'
 #: shows a bar with a label while a stage is built
 Bar = Callable[[str], AbstractContextManager[Progress]]
 
@@ -73,8 +78,27 @@ def build_set(library: Library, folder: str | Path, sms: Sequence[str],
         reused = manifest is not None
         if manifest is None:
             manifest = _build(library, root, stages, stage, targets, bar)
+        numerics = _numerics(root, stage)
+        if manifest.numerics != numerics:
+            manifest = replace(manifest, numerics=numerics)
+            write_manifest(manifest, root)
         reports.append({**report(manifest), 'reused': reused})
     return reports
+
+
+def _numerics(folder: Path, stage: StageFile) -> dict[str, Any]:
+    """Return what the check found of this very ONNX file; empty when it was not checked."""
+    path = folder / ONNX_FOLDER / CHECKS_NAME
+    if not path.is_file():
+        return {}
+    try:
+        rows = json.loads(path.read_text(encoding='utf-8'))['engines']
+        found = [row for row in rows if row['sha256'] == stage.sha256]
+        return {key: found[0][key] for key in ('checked', 'error', 'worst_output', 'tolerance')
+                } if found else {}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise EngineError(f'{path} is no report of a check ({type(error).__name__}: {error}): '
+                          'remove it, or run rspec engine check again') from error
 
 
 def examine_set(folder: str | Path) -> list[dict[str, Any]]:
@@ -98,7 +122,7 @@ def report(manifest: EngineManifest) -> dict[str, Any]:
             'sha256': manifest.sha256, 'seconds': manifest.build.get('seconds'),
             'cpu_seconds': manifest.build.get('cpu_seconds'),
             'peak_mib': manifest.build.get('peak_mib'),
-            'checked': bool(manifest.numerics.get('ok'))}
+            'checked': bool(manifest.numerics.get('checked'))}
 
 
 def _up_to_date(library: Library, folder: Path, stages: StageSet, stage: StageFile,

@@ -195,6 +195,24 @@ def test_a_set_gets_manifests_and_is_built_once(library, tmp_path):
     assert not list(tmp_path.glob('.*'))
 
 
+def test_the_result_of_a_check_goes_into_the_manifest(library, tmp_path):
+    stages = write_set(tmp_path)
+    build_set(library, tmp_path, SMS)
+    row = {'stage': 'verify', 'sha256': stages.stage('verify').sha256, 'checked': True,
+           'error': 4e-3, 'worst_output': 'logits', 'tolerance': 2e-2, 'bytes': 1}
+    checks = tmp_path / 'onnx' / 'checks.json'
+    checks.write_text(json.dumps({'engines': [row], 'ok': True}))
+    again = build_set(library, tmp_path, SMS)[0]
+    assert (again['reused'], again['checked']) == (True, True)
+    assert read_manifest(tmp_path, 'verify', 'tensorrt_rtx').numerics == {
+        'checked': True, 'error': 4e-3, 'worst_output': 'logits', 'tolerance': 2e-2}
+    checks.write_text(json.dumps({'engines': [{**row, 'sha256': 'of an older graph'}]}))
+    assert build_set(library, tmp_path, SMS)[0]['checked'] is False
+    checks.write_text('[]')
+    with pytest.raises(EngineError, match='checks.json is no report of a check'):
+        build_set(library, tmp_path, SMS)
+
+
 def test_what_no_longer_fits_is_built_again(library, tmp_path):
     write_set(tmp_path)
     build_set(library, tmp_path, SMS)
