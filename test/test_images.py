@@ -180,13 +180,22 @@ def test_truncated_files_are_refused(suffix):
             decode_compressed(data[:keep])
 
 
-def test_the_end_of_a_thumbnail_is_not_the_end_of_the_picture():
-    data, thumbnail = jpeg(smooth(400, 600)), jpeg(smooth(60, 80))
+def with_thumbnail(data, thumbnail):
+    """Return a JPEG that holds another one in its header, as cameras write it."""
     segment = b'\xff\xe1' + (len(thumbnail) + 2).to_bytes(2, 'big') + thumbnail
-    whole = data[:2] + segment + data[2:]
+    return data[:2] + segment + data[2:]
+
+
+def test_a_decoder_that_fills_up_what_is_missing_does_not_hide_it(monkeypatch):
+    data = jpeg(smooth(400, 600))
+    whole = with_thumbnail(data, jpeg(smooth(60, 80)))
     assert decode_compressed(whole).shape == (400, 600, 3)
-    with pytest.raises(InputError, match='truncated'):
-        decode_compressed(whole[:-200])
+    grey = np.full((400, 600, 3), 128, np.uint8)
+    monkeypatch.setattr(cv2, 'imdecode', lambda *arguments: grey)
+    assert decode_compressed(whole) is grey
+    for cut in (2, 200, len(data) // 2):  # the end mark of the thumbnail is not that of the file
+        with pytest.raises(InputError, match='truncated'):
+            decode_compressed(whole[:-cut])
 
 
 def test_padding_behind_the_file_is_no_damage():

@@ -154,8 +154,8 @@ def decode_compressed(data: Bytes, at_least: tuple[int, int] | None = None) -> P
     With `at_least` (rows, columns) a JPEG is decoded at 1/2, 1/4 or 1/8 of its size as long as
     that is not smaller: 1080p for 576x320 takes 7 instead of 12 ms, resizing included.
     The kind is read from the first bytes, because CompressedImage.format is free text.
-    Raises InputError for anything else and for a file that stops early: OpenCV would fill
-    the missing part with grey and the planner would drive on it.
+    Raises InputError for anything else and for a file that stops early. OpenCV 5 refuses those
+    itself; a version that fills the missing part with grey would let the planner drive on it.
     """
     flat = np.frombuffer(data, np.uint8)
     head = flat[:8].tobytes()
