@@ -149,6 +149,104 @@ def bench() -> None:
     """Measure latency on this machine."""
 
 
+def device_options(frames: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Give a bench of the device-resident loop the options that all of them have."""
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        for option in reversed((
+                click.option('--frames', type=int, default=frames, show_default=True),
+                click.option('--length', 'lengths', type=float, multiple=True,
+                             default=(4.6, 7.4), show_default=True,
+                             help='Forced accepted length, may be repeated.'),
+                click.option('--trace', type=click.Path(path_type=Path, exists=True),
+                             help='Also replay recorded accepted lengths.'),
+                click.option('--block', type=int, default=16, show_default=True,
+                             help='Width of a verify.'),
+                click.option('--eager', type=int, default=3, show_default=True,
+                             help='Frames of the transformers baseline, 0 for none.'),
+                click.option('--pdl', is_flag=True,
+                             help='Let the start of a kernel overlap the end of the last.'),
+                click.option('--fp8', is_flag=True,
+                             help='Verify and flow read e4m3 weights.'),
+                click.option('--plans', type=click.Path(path_type=Path, exists=True),
+                             help='How products are cut, written by bench kernels.'))):
+            function = option(function)
+        return function
+    return decorate
+
+
+def use_plans(plans: Path | None) -> None:
+    """Load a file of plans, if one is given."""
+    if plans is not None:
+        from rspec_planner.engine.cuda_tune import load_plans
+        load_plans(plans)
+
+
+@bench.command('decode')
+@click.option('--profile', default='tiny', show_default=True, help='Shapes; random weights.')
+@click.option('--device', default='cpu', show_default=True)
+@click.option('--loop', 'loops', multiple=True, help='while, sync, pipelined or eager; '
+              'may be repeated. Default: the first three, on a CPU the last.')
+@device_options(frames=20)
+@reports()
+def bench_decode(profile: str, device: str, plans: Path | None, **options: Any
+                 ) -> Mapping[str, Any]:
+    """Time the reasoning of the device-resident loop, at forced accepted lengths."""
+    use_plans(plans)
+    from rspec_planner.evaluate.bench_decode import bench_decode as measure
+    return measure(profile, device, **options)
+
+
+@bench.command('kernels')
+@click.option('--profile', default='tiny', show_default=True, help='Shapes; random weights.')
+@click.option('--device', default='cpu', show_default=True)
+@click.option('--plans', type=click.Path(path_type=Path), help='Tune, and write the plans here.')
+@click.option('--limit', type=int, default=10, show_default=True, help='Plans tried a product.')
+@reports()
+def bench_kernels(profile: str, device: str, plans: Path | None, limit: int
+                  ) -> Mapping[str, Any]:
+    """Check the kernels against their references, tune and time them."""
+    from rspec_planner.evaluate.bench_kernels import bench_kernels as measure
+    return measure(profile, device, plans=plans, limit=limit)
+
+
+@bench.command('device-frame')
+@click.option('--profile', default='alpamayo-r1', show_default=True,
+              help='Shapes; random weights.')
+@click.option('--device', default='cuda', show_default=True)
+@click.option('--loop', default='', help='while, sync, pipelined or eager.')
+@click.option('--samples', type=int, default=1, show_default=True,
+              help='Candidate trajectories of one prefill.')
+@device_options(frames=50)
+@reports()
+def bench_device_frame(profile: str, device: str, plans: Path | None, **options: Any
+                       ) -> Mapping[str, Any]:
+    """Time whole frames of the device-resident planner; bench frame calls it for alpamayo-r1."""
+    use_plans(plans)
+    from rspec_planner.evaluate.bench_device_frame import bench_device_frame as measure
+    return measure(profile, device, **options)
+
+
+@bench.command('gpu')
+@click.option('--profile', default='alpamayo-r1', show_default=True,
+              help='Shapes; random weights.')
+@click.option('--device', default='cuda', show_default=True)
+@click.option('--out', type=click.Path(path_type=Path), default=Path('out/gpu'),
+              show_default=True, help='Receives one JSON file a step, and the plans.')
+@click.option('--seconds', type=float, default=450.0, show_default=True,
+              help='No step begins that would probably end later.')
+@click.option('--only', default='', help='Steps to run, by commas. Default: all.')
+@click.option('--plans', type=click.Path(path_type=Path, exists=True),
+              help='Use these plans and do not tune.')
+@reports()
+def bench_gpu(profile: str, device: str, out: Path, seconds: float, only: str,
+              plans: Path | None) -> Mapping[str, Any]:
+    """Check, tune and measure the device-resident planner in one go."""
+    use_plans(plans)
+    from rspec_planner.evaluate.gpu_session import run_session
+    return run_session(profile, device, out, seconds, [part for part in only.split(',') if part],
+                       tune=plans is None)
+
+
 @bench.command('frame')
 @click.option('--profile', default='tiny', show_default=True)
 @click.option('--device', default='cpu', show_default=True)
@@ -162,6 +260,13 @@ def bench() -> None:
 @reports()
 def bench_frame(profile: str, device: str, frames: int, checkpoint: Path | None,
                 seed: int, draft: str) -> Mapping[str, Any]:
-    """Time whole frames stage by stage, streaming and without cached images."""
+    """
+    Time whole frames stage by stage, streaming and without cached images.
+
+    alpamayo-r1 without a checkpoint: random weights, as bench device-frame does.
+    """
+    if profile == 'alpamayo-r1' and checkpoint is None:
+        from rspec_planner.evaluate.bench_device_frame import bench_device_frame as measure_r1
+        return measure_r1(profile, device, frames)
     from rspec_planner.evaluate.bench import bench_frame as measure
     return measure(profile, device, frames, checkpoint=checkpoint, seed=seed, draft=draft)

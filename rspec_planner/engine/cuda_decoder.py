@@ -21,6 +21,8 @@ library's, which are bound by arithmetic; everything between them is one pass ov
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -86,25 +88,32 @@ class Verify(_Text):
     """Reads `ids` (B,) at the frame's start; writes K/V, taps and the choices `best` (B,)."""
 
     def __init__(self, target: Target, kernels: Kernels, frame: FrameBuffers, cache: KVCache,
-                 taps: DeviceTaps, width: int) -> None:
+                 taps: DeviceTaps, width: int,
+                 layers: Sequence[LayerWeights] | None = None) -> None:
+        """layers: others than the target's own, such as fp8 copies."""
         super().__init__(target, kernels, frame, cache, taps)
+        self.layers = list(layers) if layers is not None else self.layers
         self.ids, self.best = (torch.zeros(width, dtype=torch.int64, device=target.device)
                                for _ in range(2))
-        self._rows = self.rows(width)
+        self.runner = self.rows(width)
         self._staged = taps.staging(width)
         self._index = torch.arange(width, device=target.device)
         self._slots = torch.zeros_like(self._index)
 
+    def use(self, kernels: Kernels) -> None:
+        """Run other kernels from now on."""
+        self.kernels = self.runner.kernels = kernels
+
     def __call__(self) -> None:
         """Enqueue one forward."""
         start, angle = self.frame.at(Slot.START), self.frame.at(Slot.ANGLE)
-        x = self._rows.hidden
+        x = self.runner.hidden
         torch.index_select(self.embedding, 0, self.ids, out=x)
         for index, weights in enumerate(self.layers):
             column = self.taps.column(index)
-            out = self._rows.hidden if column is None else self._staged[:, column]
+            out = self.runner.hidden if column is None else self._staged[:, column]
             held = self.cache.keys[index], self.cache.values[index]
-            self._rows.layer(weights, x, out, start, angle, held,
+            self.runner.layer(weights, x, out, start, angle, held,
                              {'start': start, 'cache': (held[0][0], held[1][0])})
             x = out
         self.choose(x, self.best)
@@ -175,14 +184,14 @@ class Prefill(_Text):
         return mixed.transpose(1, 2).reshape(count, -1)
 
     def _finish(self, weights: LayerWeights, hidden: Tensor, mixed: Tensor) -> Tensor:
-        """Return the layer's output (S, H)."""
-        middle = torch.addmm(hidden, mixed, weights.out.t())
+        """Return the layer's output (S, H), in the place of its input."""
+        middle = hidden.addmm_(mixed, weights.out.t())
         normed = torch.empty_like(middle)
         self.kernels.norm(middle, weights.post_norm, normed, self.cfg.rms_norm_eps)
         joined = torch.mm(normed, weights.gate_up.t())
         gated = joined.new_empty((len(joined), joined.shape[1] // 2))
         self.kernels.gate(joined, gated)
-        return torch.addmm(middle, gated, weights.down.t())
+        return middle.addmm_(gated, weights.down.t())
 
     def _conclude(self, hidden: Tensor, tables: tuple[Tensor, Tensor]) -> None:
         """Run the last layer for the last rows only, and decide what they say."""
@@ -190,11 +199,10 @@ class Prefill(_Text):
         q = self._project(self.layers[last], hidden, tables, last)
         first = frame.at(Slot.P) - (self._tail - 1)
         slots = self._index + first
-        mixed = hidden.new_empty((len(slots), q.shape[2] * q.shape[3]))
         held = self.cache.keys[last][0], self.cache.values[last][0]
-        self.kernels.attend(q.index_select(1, slots), mixed, start=first, cache=held)
+        self.kernels.attend(q.index_select(1, slots), self._end.mixed, start=first, cache=held)
         x = hidden.index_select(0, slots)
-        self._end.finish(self.layers[last], x, mixed, self._end.hidden)
+        self._end.finish(self.layers[last], x, self._end.hidden)
         column = self.taps.column(last)
         if column is not None:
             self.taps.rows[:, column].index_copy_(0, slots, self._end.hidden)

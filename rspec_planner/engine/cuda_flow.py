@@ -20,6 +20,7 @@ from it, so that N candidates share one cache without a copy.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 import math
 
 import torch
@@ -39,11 +40,13 @@ class Flow:
     """Carries the frame's noise to its actions."""
 
     def __init__(self, target: Target, kernels: Kernels, frame: FrameBuffers, cache: KVCache,
-                 steps: int) -> None:
+                 steps: int, layers: Sequence[LayerWeights] | None = None) -> None:
+        """layers: others than the expert's own, such as fp8 copies."""
         text, expert = target.cfg.text, target.expert
         samples, waypoints, _ = frame.noise.shape
         self._frame, self._cache, self._kernels, self._steps = frame, cache, kernels, steps
-        self._layers = [LayerWeights.of(layer) for layer in expert.layers]
+        self._layers = list(layers) if layers is not None else [
+            LayerWeights.of(layer) for layer in expert.layers]
         shape = RowShape(samples, waypoints, target.cfg.expert.num_heads, text.num_kv_heads,
                          text.head_dim, target.cfg.expert.intermediate_size,
                          target.cfg.expert.hidden_size, text.rms_norm_eps)

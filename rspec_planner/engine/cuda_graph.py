@@ -25,7 +25,9 @@ Three graphs are captured, of the prefill, of one iteration and of the flow. Bet
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -103,8 +105,8 @@ class FrameRunner:
             self._graphs['encode'] = capture(encode, pool)
         self._graphs['iterate'] = capture(device.iterate, pool, keep=self.mode == 'while')
         self._graphs['action'] = capture(finish, pool)
-        if self.mode == 'while':
-            self._loop = WhileGraph(self._graphs['iterate'], device.frame.at(Slot.ACTIVE))
+        self._loop = {'sync': self._sync, 'pipelined': self._pipelined}.get(self.mode) or \
+            WhileGraph(self._graphs['iterate'], device.frame.at(Slot.ACTIVE)).replay
 
     def run(self) -> None:
         """Run the frame that was begun; afterwards its result can be read."""
@@ -114,29 +116,71 @@ class FrameRunner:
                 self._encode()
             self.device.run()
             return
-        self._stream.wait_stream(torch.cuda.current_stream())  # the frame's inputs
-        with torch.cuda.stream(self._stream):
+        with self._streaming():
             self._events[0].record()
             if 'encode' in self._graphs:
                 self._graphs['encode'].replay()
             self._events[1].record()
             self._graphs['prefill'].replay()
             self._events[2].record()
-            {'while': self._while, 'sync': self._sync, 'pipelined': self._pipelined}[self.mode]()
+            self._loop()
             self._events[3].record()
             self._graphs['action'].replay()
             self._events[4].record()
         self._events[4].synchronize()
         self.host_syncs += 1
 
+    def prefill(self) -> float:
+        """Run encode and prefill of the frame that was begun; return their milliseconds."""
+        if self.mode == 'eager':
+            return self._eagerly(self._encode, self.device.prefill)
+        with self._streaming():
+            self._events[0].record()
+            if 'encode' in self._graphs:
+                self._graphs['encode'].replay()
+            self._graphs['prefill'].replay()
+            self._events[2].record()
+        self._events[2].synchronize()
+        return float(self._events[0].elapsed_time(self._events[2]))
+
+    def decode(self) -> float:
+        """Run the iterations alone, and fetch; return the iterations' milliseconds."""
+        self.host_syncs = 0
+        if self.mode == 'eager':
+            spent = self._eagerly(self.device.decode)
+            self._eagerly(self.device.frame.fetch)
+            return spent
+        with self._streaming():
+            self._events[2].record()
+            self._loop()
+            self._events[3].record()
+            self.device.frame.fetch()
+            self._events[4].record()
+        self._events[4].synchronize()
+        self.host_syncs += 1
+        return float(self._events[2].elapsed_time(self._events[3]))
+
+    @contextmanager
+    def _streaming(self) -> Iterator[None]:
+        """Work on the runner's stream, behind whatever wrote the frame's inputs."""
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            yield
+
+    def _eagerly(self, *parts: Callable[[], None]) -> float:
+        started = perf_counter()
+        with torch.inference_mode():
+            for part in parts:
+                part()
+            if self.device.frame.device.type == 'cuda':
+                torch.cuda.synchronize()
+        return 1e3 * (perf_counter() - started)
+
     @property
     def stage_ms(self) -> dict[str, float]:
         """Return the milliseconds of each stage of the last frame, on the device's clock."""
         return {name: before.elapsed_time(after) for name, before, after in zip(
             STAGES, self._events, self._events[1:])}
-
-    def _while(self) -> None:
-        self._loop.replay()
 
     def _read(self, mark: int) -> None:
         """Enqueue the copy of ACTIVE to the host."""

@@ -21,7 +21,8 @@ iteration of every frame. This file only says what is launched; `cuda_graph` say
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from copy import copy
 
 import torch
 from torch import Tensor
@@ -30,6 +31,7 @@ from rspec_planner.engine.cuda_decoder import DeviceTaps, Prefill, Verify
 from rspec_planner.engine.cuda_draft import BlockDraft
 from rspec_planner.engine.cuda_flow import Flow
 from rspec_planner.engine.cuda_frame import FrameBuffers
+from rspec_planner.engine.cuda_rows import LayerWeights
 from rspec_planner.engine.kernels.frame import Slot
 from rspec_planner.engine.kernels.select import Kernels, kernels_for
 from rspec_planner.errors import ConfigurationError
@@ -47,16 +49,16 @@ class DeviceFrame:
     def __init__(self, target: Target, *, prompt_rows: int, budget: int,
                  draft: Draft | None = None, guess_room: int = 0, samples: int = 1,
                  flow_steps: int | None = None, kernels: Kernels | None = None,
-                 width: int | None = None) -> None:
+                 width: int | None = None, fp8: bool = False) -> None:
         """
         Make the buffers for prompts of up to `prompt_rows` rows, guess included.
 
         budget: the most generated tokens. draft: None decodes one token a forward, or `width`
-        rows of which all but the first are wasted. Raises ConfigurationError for a draft that
-        does not run here.
+        rows of which all but the first are wasted. fp8: verify and flow read e4m3
+        copies of their matrices; prefill, head and draft stay as they are. Raises
+        ConfigurationError for a draft that does not run here.
         """
         cfg, device = target.cfg, target.device
-        self.target, self.draft_model = target, draft
         self.kernels = kernels or kernels_for(device)
         width = draft.cfg.block if draft is not None else width or 1
         rows = prompt_rows + budget + 2 * width + 1
@@ -69,17 +71,31 @@ class DeviceFrame:
         tail = draft.cfg.window if draft is not None and cfg.text.num_layers - 1 in layers else 1
         self.prefill = Prefill(target, self.kernels, self.frame, self.cache, self.taps,
                                guess_room, tail)
-        self.verify = Verify(target, self.kernels, self.frame, self.cache, self.taps, width)
+        self._layers, expert = (
+            [LayerWeights.of(layer).fp8() for layer in layers] if fp8 else None
+            for layers in (target.text.layers, target.expert.layers))
+        self.flow = Flow(target, self.kernels, self.frame, self.cache,
+                         flow_steps or cfg.flow.num_steps, expert)
+        self._decode_with(target, draft, width)
+
+    def _decode_with(self, target: Target, draft: Draft | None, width: int) -> None:
+        """Wire verify and draft."""
+        tokens, self.draft_model = target.cfg.tokens, draft
+        self.verify = Verify(target, self.kernels, self.frame, self.cache, self.taps, width,
+                             self._layers)
         self.draft = None if draft is None else BlockDraft(draft, self.kernels, self.frame,
                                                            self.taps)
-        self._idle = None if draft is not None else torch.full((width - 1,), cfg.tokens.pad,
-                                                               device=device)
-        self.flow = Flow(target, self.kernels, self.frame, self.cache,
-                         flow_steps or cfg.flow.num_steps)
-        tokens = cfg.tokens
+        self._idle = None if draft is not None else torch.full(
+            (width - 1,), tokens.pad, device=target.device)
         self._follow = (tokens.cot_end, tokens.traj_future_start)
         self._script: tuple[Tensor, Tensor] | None = None
         self._wrong = tokens.pad
+
+    def plain(self, target: Target, width: int = 1) -> DeviceFrame:
+        """Return a twin over the same buffers that decodes without a draft."""
+        twin = copy(self)
+        twin._decode_with(target, None, width)
+        return twin
 
     def replay(self, script: Tensor, matches: Tensor) -> None:
         """
@@ -120,13 +136,15 @@ class DeviceFrame:
                             frame.counts,
                             proposed=frame.at(Slot.ZERO) if self.draft is None else None)
 
-    def run(self, flow: bool = True, wait: Callable[[], None] = lambda: None) -> None:
-        """Run one frame step by step, reading ACTIVE on the host after every iteration."""
+    def decode(self) -> None:
+        """Iterate, reading on the host after each iteration whether another one is needed."""
+        while int(self.frame.numbers[Slot.ACTIVE]):
+            self.iterate()
+
+    def run(self) -> None:
+        """Run one frame launch by launch, and enqueue the copies of its result."""
         with torch.inference_mode():
             self.prefill()
-            while int(self.frame.numbers[Slot.ACTIVE]):
-                self.iterate()
-            if flow:
-                self.flow()
+            self.decode()
+            self.flow()
             self.frame.fetch()
-        wait()

@@ -21,7 +21,8 @@ rows serve a verify, a draft's block, a flow step and the tail of a prefill.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import torch
@@ -32,6 +33,15 @@ from rspec_planner.errors import EngineError
 from rspec_planner.model.config import TextConfig
 from rspec_planner.model.layer import DecoderLayer
 from rspec_planner.model.rope import flat_cos_sin
+
+MATRICES = ('qkv', 'out', 'gate_up', 'down')
+
+
+def quantise(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Return weight (N, K) as float8_e4m3fn and the factors (N,) fp32 that give it back."""
+    scale = weight.abs().amax(dim=1).float().clamp(min=1e-12) / torch.finfo(
+        torch.float8_e4m3fn).max
+    return (weight.float() / scale[:, None]).to(torch.float8_e4m3fn), scale
 
 
 @dataclass(frozen=True)
@@ -45,6 +55,14 @@ class LayerWeights:
     post_norm: Tensor
     gate_up: Tensor
     down: Tensor
+    scales: Mapping[str, Tensor] = field(default_factory=dict)  # of fp8 matrices, per channel
+
+    def fp8(self) -> LayerWeights:
+        """Return a copy whose matrices are e4m3 with one fp32 factor for each output channel."""
+        made = {name: quantise(getattr(self, name)) for name in MATRICES}
+        matrices: dict[str, Any] = {name: matrix for name, (matrix, _) in made.items()}
+        return replace(self, scales={name: scale for name, (_, scale) in made.items()},
+                       **matrices)
 
     @staticmethod
     def of(layer: nn.Module) -> LayerWeights:
@@ -90,7 +108,7 @@ class Rows:
 
     def __init__(self, shape: RowShape, kernels: Kernels, tables: tuple[Tensor, Tensor],
                  dtype: torch.dtype) -> None:
-        self.shape, self._kernels, self._tables = shape, kernels, tables
+        self.shape, self.kernels, self._tables = shape, kernels, tables
         count, device = shape.samples * shape.rows, tables[0].device
 
         def buffer(*sizes: int) -> Tensor:
@@ -101,7 +119,7 @@ class Rows:
         heads = shape.heads + 2 * shape.kv_heads
         self._qkv = buffer(shape.samples, shape.rows, heads, shape.head_dim)
         self._q = buffer(shape.samples, shape.rows, shape.heads, shape.head_dim)
-        self._mixed = buffer(count, shape.heads * shape.head_dim)
+        self.mixed = buffer(count, shape.heads * shape.head_dim)
         self._gated = buffer(count, shape.intermediate)
 
     def layer(self, weights: LayerWeights, x: Tensor, out: Tensor, slot: Tensor, angle: Tensor,
@@ -112,17 +130,33 @@ class Rows:
         slot, angle: see `reference.rotate`; held: keys and values that receive the rows.
         view: what the rows see, arguments of `reference.attend`.
         """
-        kernels, eps = self._kernels, self.shape.eps
-        kernels.linear(x, weights.qkv, self._qkv.view(len(x), -1), norm=weights.input_norm,
-                       eps=eps)
-        kernels.rotate(self._qkv, weights.norms, self._tables, slot, angle, self._q, *held, eps)
-        kernels.attend(self._q, self._mixed, **view)
-        self.finish(weights, x, self._mixed, out)
+        self.project(weights, x)
+        self.rotate(weights, slot, angle, held)
+        self.attend(view)
+        self.finish(weights, x, out)
 
-    def finish(self, weights: LayerWeights, x: Tensor, mixed: Tensor, out: Tensor) -> None:
-        """Run the part of a layer behind its attention, whose result is mixed."""
-        kernels, eps = self._kernels, self.shape.eps
-        kernels.linear(mixed, weights.out, self._middle, residual=x)
+    def project(self, weights: LayerWeights, x: Tensor) -> None:
+        """Norm x and project queries, keys and values."""
+        self.kernels.linear(x, weights.qkv, self._qkv.view(len(x), -1), norm=weights.input_norm,
+                            eps=self.shape.eps, scale=weights.scales.get('qkv'))
+
+    def rotate(self, weights: LayerWeights, slot: Tensor, angle: Tensor,
+               held: tuple[Tensor, Tensor]) -> None:
+        """Turn queries and keys, write keys and values."""
+        self.kernels.rotate(self._qkv, weights.norms, self._tables, slot, angle, self._q, *held,
+                            self.shape.eps)
+
+    def attend(self, view: dict[str, Any]) -> None:
+        """Fill `mixed` (Z * W, heads * d) with what the queries see."""
+        self.kernels.attend(self._q, self.mixed, **view)
+
+    def finish(self, weights: LayerWeights, x: Tensor, out: Tensor) -> None:
+        """Run the part of a layer behind its attention, whose result is in `mixed`."""
+        kernels, eps = self.kernels, self.shape.eps
+        scales = weights.scales
+        kernels.linear(self.mixed, weights.out, self._middle, residual=x,
+                       scale=scales.get('out'))
         kernels.linear(self._middle, weights.gate_up, self._gated, norm=weights.post_norm,
-                       eps=eps, gated=True)
-        kernels.linear(self._gated, weights.down, out, residual=self._middle)
+                       eps=eps, gated=True, scale=scales.get('gate_up'))
+        kernels.linear(self._gated, weights.down, out, residual=self._middle,
+                       scale=scales.get('down'))

@@ -71,7 +71,8 @@ def rms(x, weight, eps):
 @DTYPES
 @pytest.mark.parametrize(('rows', 'columns', 'depth', 'option'), [
     (1, 64, 128, ''), (16, 96, 256, 'norm'), (24, 80, 200, 'residual'), (5, 48, 96, 'gated'),
-    (16, 64, 128, 'norm residual'), (64, 32, 264, 'norm gated')])
+    (16, 64, 128, 'norm residual'), (64, 32, 264, 'norm gated'),
+    (130, 16, 64, 'norm gated'), (130, 16, 64, 'residual')])
 def test_linear(kernels, dtype, rows, columns, depth, option):
     gated, eps = 'gated' in option, 1e-6
     x = drawn(rows, depth, dtype=dtype)

@@ -173,18 +173,17 @@ def _join(mixed, peak, total, out, PARTS: tl.constexpr, PP: tl.constexpr, W: tl.
     tl.store(out + to + dims, result.to(out.dtype.element_ty))
 
 
-_PARTS: dict[torch.device, tuple[Tensor, Tensor, Tensor]] = {}
+#: every size that was ever needed stays, because captured graphs keep its address
+_PARTS: dict[torch.device, list[tuple[Tensor, Tensor, Tensor]]] = {}
 
 
 def _scratch(device: torch.device, rows: int, dim: int) -> tuple[Tensor, Tensor, Tensor]:
     """Return room for the chunks' results; grown in warm-up, so that a capture finds it."""
-    held = _PARTS.get(device)
-    if held is None or len(held[1]) < rows or held[0].shape[0] < rows * dim:
-        sizes = (rows * max(dim, 128), rows, rows)
-        held = _PARTS[device] = (torch.empty(sizes[0], device=device),
-                                 torch.empty(sizes[1], device=device),
-                                 torch.empty(sizes[2], device=device))
-    return held
+    held = _PARTS.setdefault(device, [])
+    if not held or len(held[-1][1]) < rows or len(held[-1][0]) < rows * dim:
+        held.append((torch.empty(rows * max(dim, 128), device=device),
+                     torch.empty(rows, device=device), torch.empty(rows, device=device)))
+    return held[-1]
 
 
 def attend(q: Tensor, out: Tensor, *, start: Tensor, cache: tuple[Tensor, Tensor] | None = None,

@@ -31,6 +31,8 @@ import triton
 import triton.language as tl
 
 from rspec_planner.engine.kernels.launch import options
+from rspec_planner.engine.kernels.rows import gate
+from rspec_planner.engine.kernels.rows import norm as rms_norm
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,7 @@ class Plan:
 #: (columns, K, row tile, gated) -> plan, filled by `tune`; elsewhere `default_plan` decides
 PLANS: dict[tuple[int, int, int, bool], Plan] = {}
 MAX_SPLIT = 8
+MAX_ROWS = 128
 #: columns of the widest product that may be split, and so the size of the scratch
 _SPLIT_COLUMNS = 16_384
 
@@ -144,6 +147,15 @@ def _merge(acc, square, parts, squares, counters, tile, part, rows, cols,
 
 
 @triton.jit
+def _prefetch(weight, cols, first, N: tl.constexpr, K: tl.constexpr, LINES: tl.constexpr):
+    """Ask for the first lines of each column while the kernel before is still running."""
+    k = tl.minimum(first + tl.arange(0, LINES) * 64, K - 1)  # 128 bytes of bf16
+    spot = weight + tl.minimum(cols, N - 1).to(tl.int64)[:, None] * K + k[None, :]
+    tl.inline_asm_elementwise('prefetch.global.L2 [$1]; mov.b32 $0, 0;', '=r,l',
+                              [spot.to(tl.int64)], dtype=tl.int32, is_pure=False, pack=1)
+
+
+@triton.jit
 def _product(x, weight, scale, norm, residual, out, parts, squares, counters, eps,
              x_stride, residual_stride, out_stride,
              M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, BM: tl.constexpr,
@@ -155,6 +167,7 @@ def _product(x, weight, scale, norm, residual, out, parts, squares, counters, ep
     TILES: tl.constexpr = (K + BK - 1) // BK
     PER: tl.constexpr = (TILES + SPLIT - 1) // SPLIT
     if PDL:
+        _prefetch(weight, cols, part * PER * BK, N, K, 8)
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
     acc, up, square = _walk(x, weight, norm, x_stride, rows, cols, part * PER,
@@ -185,8 +198,11 @@ def _product(x, weight, scale, norm, residual, out, parts, squares, counters, ep
 def linear(x: Tensor, weight: Tensor, out: Tensor, *, norm: Tensor | None = None,
            eps: float = 0.0, residual: Tensor | None = None, gated: bool = False,
            scale: Tensor | None = None, plan: Plan | None = None) -> None:
-    """Fill out (M, N), see `reference.linear`; M up to 128."""
+    """Fill out (M, N), see `reference.linear`; from MAX_ROWS on through the library's product."""
     rows, depth = x.shape
+    if rows > MAX_ROWS:
+        _library(x, weight, out, norm, eps, residual, gated, scale)
+        return
     columns, bm = out.shape[1], row_tile(rows)
     plan = plan or PLANS.get((columns, depth, bm, gated)) or default_plan(columns, depth, bm,
                                                                           gated)
@@ -198,3 +214,19 @@ def linear(x: Tensor, weight: Tensor, out: Tensor, *, norm: Tensor | None = None
         M=rows, N=columns, K=depth, BM=bm, BN=plan.bn, BK=plan.bk, SPLIT=plan.split,
         NORM=norm is not None, RESIDUAL=residual is not None, GATED=gated,
         SCALED=scale is not None, num_warps=plan.warps, num_stages=plan.stages, **options())
+
+
+def _library(x: Tensor, weight: Tensor, out: Tensor, norm: Tensor | None, eps: float,
+             residual: Tensor | None, gated: bool, scale: Tensor | None) -> None:
+    """Fill out (M, N) where arithmetic, not memory, is the limit."""
+    if norm is not None:
+        normed = torch.empty_like(x)
+        rms_norm(x, norm, normed, eps)
+        x = normed
+    product = torch.mm(x, weight.to(x.dtype).t())
+    if scale is not None:
+        product = (product * scale).to(x.dtype)
+    if gated:
+        gate(product, out)
+    else:
+        out.copy_(product if residual is None else product.add_(residual))

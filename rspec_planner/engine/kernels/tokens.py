@@ -72,15 +72,16 @@ def _best(top, arg, ids, best, TILES: tl.constexpr, PT: tl.constexpr, MAPPED: tl
     tl.store(best + row, found)
 
 
-_TOPS: dict[torch.device, tuple[Tensor, Tensor]] = {}
+#: every size that was ever needed stays, because captured graphs keep its address
+_TOPS: dict[torch.device, list[tuple[Tensor, Tensor]]] = {}
 
 
 def _scratch(device: torch.device, size: int) -> tuple[Tensor, Tensor]:
-    held = _TOPS.get(device)
-    if held is None or len(held[0]) < size:
-        held = _TOPS[device] = (torch.empty(size, device=device),
-                                torch.empty(size, dtype=torch.int32, device=device))
-    return held
+    held = _TOPS.setdefault(device, [])
+    if not held or len(held[-1][0]) < size:
+        held.append((torch.empty(size, device=device),
+                     torch.empty(size, dtype=torch.int32, device=device)))
+    return held[-1]
 
 
 def choose(x: Tensor, weight: Tensor, best: Tensor, *, norm: Tensor, eps: float,

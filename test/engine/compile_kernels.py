@@ -1,0 +1,119 @@
+# Copyright 2026 rspec_planner authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""
+Compile every kernel launch of a frame at the R1 shapes for sm_90, on a machine without a GPU.
+
+A program of its own, because a process that interprets Triton kernels cannot compile them:
+python test/engine/compile_kernels.py prints one line a launch, the registers that spill last.
+"""
+
+from pathlib import Path
+import re
+import subprocess
+import sys
+import tempfile
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.runtime import jit
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from rspec_planner.engine.kernels.launch import overlapped
+from rspec_planner.engine.kernels.select import triton_kernels
+
+NAMES = {torch.bfloat16: 'bf16', torch.float32: 'fp32', torch.int64: 'i64', torch.int32: 'i32',
+         torch.float8_e4m3fn: 'fp8e4nv'}
+BF16, EPS = torch.bfloat16, 1e-6
+CUOBJDUMP = Path(triton.__file__).parent / 'backends/nvidia/bin/cuobjdump'
+
+
+def compile_launch(kernel, arguments, keywords):
+    """Return shared bytes and stack bytes of what one launch would compile."""
+    bound = dict(zip(kernel.arg_names, arguments))
+    bound.update({name: value for name, value in keywords.items() if name in kernel.arg_names})
+    options = {name: value for name, value in keywords.items() if name not in bound}
+    constant = {parameter.name for parameter in kernel.params if parameter.is_constexpr}
+    signature, constexprs, attributes = {}, {}, {}
+    for index, name in enumerate(kernel.arg_names):
+        value = bound[name]
+        if isinstance(value, torch.Tensor):
+            signature[name] = '*' + NAMES[value.dtype]
+            attributes[index,] = [['tt.divisibility', 16]]
+        elif name in constant or value is None or value == 1:
+            signature[name], constexprs[index,] = 'constexpr', value
+        else:
+            signature[name] = 'fp32' if isinstance(value, float) else 'i32'
+            if isinstance(value, int) and value % 16 == 0:
+                attributes[index,] = [['tt.divisibility', 16]]
+    made = triton.compile(ASTSource(kernel, signature, constexprs, attributes),
+                          target=GPUTarget('cuda', 90, 32), options=options)
+    with tempfile.NamedTemporaryFile(suffix='.cubin') as file:
+        file.write(made.asm['cubin'])
+        file.flush()
+        usage = subprocess.run([CUOBJDUMP, '-res-usage', file.name], capture_output=True,
+                               text=True, check=True).stdout
+    return made.metadata.shared, int(re.search(r'STACK:(\d+)', usage)[1])
+
+
+def intercept(kernel, grid):
+    def launch(*arguments, **keywords):
+        shared, stack = compile_launch(kernel, arguments, keywords)
+        print(f'{kernel.fn.__name__} grid {grid} shared {shared} stack {stack}', flush=True)
+    return launch
+
+
+def meta(*sizes, dtype=BF16):
+    return torch.empty(sizes, dtype=dtype, device='meta')
+
+
+def whole(size=1):
+    return meta(size, dtype=torch.int64)
+
+
+def launches(kernels):
+    """Call every kernel with the shapes of a verify, a flow step, a draft and a prefill."""
+    cache, table = meta(8, 3200, 128), meta(3200, 64, dtype=torch.float32)
+    for rows, hidden, heads, middle in ((16, 4096, 32, 12288), (64, 2048, 16, 8256)):
+        x, out = meta(rows, hidden), meta(rows, (heads + 16) * 128)
+        kernels.linear(x, meta(out.shape[1], hidden), out, norm=meta(hidden), eps=EPS)
+        kernels.linear(meta(rows, heads * 128), meta(hidden, heads * 128), x, residual=x)
+        kernels.linear(x, meta(2 * middle, hidden), meta(rows, middle), norm=meta(hidden),
+                       eps=EPS, gated=True)
+        kernels.linear(meta(rows, middle), meta(hidden, middle), x, residual=x)
+        q = meta(1, rows, heads, 128)
+        own = (meta(1, 8, 64, 128),) * 2 if rows == 64 else None
+        kernels.rotate(out.view(1, rows, -1, 128), (meta(128), meta(128)), (table, table),
+                       whole(), whole(), q, cache[None], cache[None], EPS)
+        kernels.attend(q, meta(rows, heads * 128), start=whole(), cache=(cache, cache), own=own,
+                       causal=own is None)
+    x = meta(16, 4096)
+    kernels.linear(x, meta(6144, 4096, dtype=torch.float8_e4m3fn), meta(16, 6144),
+                   norm=meta(4096), eps=EPS, scale=meta(6144, dtype=torch.float32))
+    kernels.attend(meta(1, 16, 32, 128), x, start=whole(), own=(meta(1, 8, 24, 128),) * 2,
+                   causal=False, own_low=whole())
+    kernels.choose(x, meta(155_697, 4096), whole(16), norm=meta(4096), eps=EPS,
+                   forbidden=(151_669, 155_669))
+    kernels.norm(x, meta(4096), x, EPS)
+    kernels.gate(meta(16, 24_576), meta(16, 12_288))
+    kernels.begin(whole(17), whole(4000), whole(15), whole(16), (155_678, 155_681))
+    kernels.accept(whole(17), whole(4000), whole(16), whole(16), whole(3), whole(64))
+    kernels.replay(whole(17), whole(64), whole(64), whole(15), 5)
+
+
+if __name__ == '__main__':
+    jit.KernelInterface.__getitem__ = jit.JITFunction.__getitem__ = intercept
+    with overlapped('pdl' in sys.argv):
+        launches(triton_kernels())

@@ -1,0 +1,44 @@
+# Copyright 2026 rspec_planner authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""The kernels compile for the GPU they are meant for, which needs no GPU."""
+
+import os
+from pathlib import Path
+import re
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip('triton', reason='Triton is not installed: requirements-cuda.txt')
+
+#: bytes of shared memory that a block of an H100 or H200 may use
+LARGEST = 232_448
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('mode', ['plain', 'pdl'])
+def test_every_launch_compiles_for_sm_90_without_spilling(mode):
+    script = Path(__file__).with_name('compile_kernels.py')
+    environment = {name: value for name, value in os.environ.items()
+                   if name != 'TRITON_INTERPRET'}
+    done = subprocess.run([sys.executable, script, mode], capture_output=True, text=True,
+                          env=environment)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = re.findall(r'(\w+) grid .* shared (\d+) stack (\d+)', done.stdout)
+    assert {'_product', '_rotate', '_chunk', '_join', '_head', '_best', '_norm', '_gate',
+            '_begin', '_accept', '_replay'} == {name for name, _, _ in found}
+    for name, shared, stack in found:
+        assert int(shared) <= LARGEST, name
+        assert int(stack) == 0, f'{name} spills'

@@ -1,0 +1,112 @@
+# Copyright 2026 rspec_planner authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""The benches of the device-resident planner, as a CPU runs them: correctness only."""
+
+import json
+
+import pytest
+
+from rspec_planner.errors import ConfigurationError, EngineError
+from rspec_planner.evaluate.bench_decode import bench_decode, profile_config
+from rspec_planner.evaluate.bench_device_frame import bench_device_frame
+from rspec_planner.evaluate.bench_kernels import bench_kernels
+from rspec_planner.evaluate.bench_workload import (
+    bench_prompt,
+    fixed_schedule,
+    matches,
+    traced_schedule,
+)
+from rspec_planner.evaluate.gpu_session import run_session
+from rspec_planner.model.config import alpamayo_r1
+
+
+def test_the_prompt_has_the_published_layout():
+    """3,006 tokens, 2,880 visual, rope_delta -2592 and last position 413 (docs of R1)."""
+    profile = alpamayo_r1()
+    prompt = bench_prompt(profile, 3)
+    assert len(prompt.ids) == 3006
+    assert int((prompt.ids == profile.tokens.image_pad).sum()) == 2880
+    assert (prompt.rope_delta, prompt.positions[:, -1].tolist()) == (-2592, [413] * 3)
+
+
+@pytest.mark.parametrize('length', [1.0, 4.6, 7.4])
+def test_a_fixed_schedule_meets_its_length(length):
+    schedule = fixed_schedule(200, length, 16)
+    assert schedule.accepted_length == pytest.approx(length, abs=0.05)
+    assert sum(schedule.tokens) / 200 == pytest.approx(17.4, abs=0.05)
+    for tokens, committed in zip(schedule.tokens, schedule.committed):
+        assert sum(committed) == tokens - 1
+        assert max(committed) <= 16
+
+
+def test_matches_leave_out_the_bonus_except_at_the_end():
+    assert matches((4, 5, 3), 16, 5).tolist() == [3, 4, 3, 0, 0]
+    assert matches((16,), 16, 2).tolist() == [15, 0]
+    assert matches((), 16, 2).tolist() == [0, 0]
+
+
+def test_a_trace_repeats_and_names_what_is_wrong(tmp_path):
+    path = tmp_path / 'trace.json'
+    path.write_text(json.dumps({'name': 'x', 'frames': [
+        {'tokens': 8, 'committed': [7]}, {'tokens': 6, 'committed': [2, 3]}]}))
+    schedule = traced_schedule(path, 3)
+    assert schedule.tokens == (8, 6, 8)
+    assert schedule.accepted_length == pytest.approx(19 / 4)
+    path.write_text('{"frames": []}')
+    with pytest.raises(EngineError, match='acceptance_trace'):
+        traced_schedule(path, 3)
+
+
+def test_decode_says_the_same_in_every_way():
+    report = bench_decode(frames=2, eager=1, block=8)
+    assert report['weights'] == 'random' and report['accepted_lengths'] == 'forced'
+    for name, way in report['ways'].items():
+        assert way['token_mismatches'] == 0, name
+    assert report['ways']['one token']['accepted_length'] == 1.0
+    assert 3.5 < report['ways']['L=4.6, eager']['accepted_length'] < 5.5
+    assert report['eager']['tokens'] == 17
+    assert report['reasoning_speedup_vs_eager']['L=4.6, eager'] > 0
+
+
+def test_frames_keep_their_text_in_every_way():
+    report = bench_device_frame('tiny', 'cpu', 2, eager=0, lengths=(7.4,), samples=2)
+    assert report['nondeterministic_frames'] == 0
+    assert {name: way['token_mismatches'] for name, way in report['ways'].items()} == {
+        'L=7.4': 0, 'whole text reused': 0}
+    assert report['ways']['whole text reused']['iterations_per_frame'] == 0
+
+
+def test_the_check_compares_a_device_with_its_references():
+    report = bench_kernels()
+    assert report['ok']
+    assert report['small_frames']['said'] == report['small_frames']['expected']
+    assert report['verify_check']['choices_equal'] == report['verify_check']['choices']
+    assert report['kernels_us']['attention'] > 0
+
+
+def test_a_session_writes_a_file_a_step_and_goes_on(tmp_path):
+    report = run_session('tiny', 'cpu', tmp_path, 1000.0, ['check', 'sync'])
+    assert report['ok']
+    assert sorted(p.stem for p in tmp_path.glob('*.json')) == ['check', 'sync']
+    late = run_session('tiny', 'cpu', tmp_path, 10.0, ['frame'])
+    assert late['steps']['frame'].startswith('left out')
+    with pytest.raises(ConfigurationError, match="step 'nonsense'"):
+        run_session('tiny', 'cpu', tmp_path, 10.0, ['nonsense'])
+
+
+def test_what_makes_no_sense_is_refused():
+    with pytest.raises(ConfigurationError, match="profile 'huge'"):
+        profile_config('huge')
+    with pytest.raises(ConfigurationError, match='frames 0'):
+        bench_decode(frames=0)
