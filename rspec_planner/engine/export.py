@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+import hashlib
 from importlib import metadata
 import logging
 from pathlib import Path
@@ -57,8 +58,16 @@ DRAFT_PREFIX = 'draft.'
 
 
 def toolchain() -> dict[str, str]:
-    """Return the versions of what makes the graphs."""
-    return {name: metadata.version(name) for name in TOOLS}
+    """
+    Return what makes the graphs: versions, and under 'code' a digest of our own part.
+
+    An export of another toolchain may differ from what would be written now.
+    """
+    package = Path(__file__).parent.parent
+    digest = hashlib.sha256()
+    for path in sorted([*package.glob('engine/stage_*.py'), *package.glob('model/*.py')]):
+        digest.update(path.read_bytes())
+    return {**{name: metadata.version(name) for name in TOOLS}, 'code': digest.hexdigest()[:12]}
 
 
 class _WeightsOutside(nn.Module):

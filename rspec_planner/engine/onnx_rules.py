@@ -83,7 +83,7 @@ def check_graph(path: str | Path, stage: StageFile | None = None,
     import onnx
     model = onnx.load(str(path), load_external_data=False)
     try:
-        inferred = onnx.shape_inference.infer_shapes(model, strict_mode=True)
+        inferred = onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True)
     except onnx.shape_inference.InferenceError as error:
         raise EngineError(f'{path}: types or shapes contradict each other '
                           f'({" ".join(str(error).split())}); change the export') from error

@@ -15,13 +15,15 @@
 For which networks and sizes the stages of a checkpoint are exported.
 
 A checkpoint is a folder, an embedded one by name, or the name of a profile without weights:
-its shapes alone, for builds and latency work.
+its shapes alone, for builds and latency work. `alpamayo-r1-slice2` is a profile cut to two layers
+of every stack; with random weights it is small enough to compute on a CPU at true width.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+import re
 
 import torch
 
@@ -67,19 +69,37 @@ def stage_shapes(profile: ProfileConfig, draft: Draft | None, prompt: int, *, ta
                        taps=draft.cfg.taps if draft is not None else (), tail=tail)
 
 
-def read_source(checkpoint: str, precision: str, draft: str = 'default',
-                samples: int = 1) -> Source:
+def known_profile(name: str) -> ProfileConfig | None:
+    """Return the profile that a name without a checkpoint stands for, None if it is another."""
+    sliced = re.fullmatch(r'(.+)-slice([1-9]\d*)', name)
+    base = SHAPES_ONLY.get(sliced[1] if sliced else name)
+    if base is None or sliced is None:
+        return None if base is None else base()
+    profile, layers = base(), int(sliced[2])
+    vision = replace(profile.vision, depth=layers, deepstack_layers=tuple(
+        range(min(layers, len(profile.vision.deepstack_layers)))))
+    return replace(profile, name=name, vision=vision,
+                   text=replace(profile.text, num_layers=layers))
+
+
+def read_source(checkpoint: str, precision: str, draft: str = 'default', samples: int = 1,
+                weights: bool = False) -> Source:
     """
     Return what a checkpoint folder, an embedded name or a profile name stands for.
 
-    draft: see `drafts.draft_folder`, or 'none'. EngineError and ConfigurationError name what
-    is missing.
+    draft: see `drafts.draft_folder`, or 'none'. weights: draw random ones for a slice of a
+    profile; a whole one is refused then. EngineError and ConfigurationError name what is
+    missing.
     """
     if precision not in PRECISIONS:
         raise ConfigurationError(f'precision {precision!r}: use one of {", ".join(PRECISIONS)}')
     dtype = getattr(torch, PRECISIONS[precision])
-    if checkpoint in SHAPES_ONLY:
-        return _shapes_only(SHAPES_ONLY[checkpoint](), dtype, draft != 'none', samples)
+    profile = known_profile(checkpoint)
+    if profile is not None:
+        source = _shapes_only(profile, dtype, draft != 'none', samples)
+        if weights:
+            _draw_weights(source, sliced=checkpoint not in SHAPES_ONLY)
+        return source
     folder = checkpoint_folder(checkpoint)
     target, routine = load_target(folder, dtype=dtype).requires_grad_(False), None
     if draft != 'none':
@@ -91,7 +111,7 @@ def read_source(checkpoint: str, precision: str, draft: str = 'default',
 
 def source_digests(checkpoint: str, draft: str = 'default') -> dict[str, str]:
     """Return 'target', 'draft' -> digest of the weights, '' for shapes only; nothing is loaded."""
-    if checkpoint in SHAPES_ONLY:
+    if known_profile(checkpoint) is not None:
         return dict.fromkeys(('target',) if draft == 'none' else ('target', 'draft'), '')
     folder = checkpoint_folder(checkpoint)
     digests = {'target': target_digest(folder)}
@@ -119,6 +139,23 @@ def _shapes_only(profile: ProfileConfig, dtype: torch.dtype, drafted: bool,
               + TEXT_ROOM)
     digests = source_digests(profile.name, 'default' if drafted else 'none')
     return Source(target, draft, _sized(target, draft, prompt, samples), digests)
+
+
+def _draw_weights(source: Source, sliced: bool) -> None:
+    """Give networks on the meta device random weights; ConfigurationError for a whole profile."""
+    target, draft = source.target, source.draft
+    if not sliced:
+        raise ConfigurationError(f'{target.cfg.name} has no weights here: give a checkpoint '
+                                 f'folder, or {target.cfg.name}-slice2 for random ones')
+    generator = torch.Generator().manual_seed(0)
+    for model in (target, *([] if draft is None else [draft])):
+        model.to_empty(device='cpu')
+        for weight in model.parameters():
+            spread = 0.1 if weight.dim() == 1 else weight[0].numel() ** -0.5
+            weight.normal_(1.0 if weight.dim() == 1 else 0.0, spread, generator=generator)
+    target.expert.reset_frequencies(torch.device('cpu'))
+    if draft is not None:
+        draft.bind(target.text, target.cfg.tokens)
 
 
 def _sized(target: Target, draft: Draft | None, prompt: int, samples: int) -> StageShapes:
