@@ -82,6 +82,12 @@ def encoded(encoding, colour, stamp_ns, height=33, width=66, padding=6):
                  encoding=encoding, step=data.shape[1], data=data.tobytes())
 
 
+def heard(rig, stream, count):
+    """Wait until a stream has delivered so many messages; bursts would overflow its queue."""
+    wait_until(lambda: next(state.received for state in rig.node._watch.states()
+                            if state.name == stream) >= count, f'{count} messages of {stream}')
+
+
 def test_every_encoding_arrives_as_the_same_colour():
     with running() as rig:
         for index, encoding in enumerate(ENCODINGS):
@@ -92,17 +98,13 @@ def test_every_encoding_arrives_as_the_same_colour():
                 for name in ANCHOR_LAST:
                     rig.publisher(Image, f'/sensing/camera/{name}/image_raw').publish(
                         encoded(encoding, colour, t0 - step * 100 * MS))
+                for stream in range(4):
+                    heard(rig, f'image{stream}', 4 * index + 4 - step)
             rig.path_at(t0)
             seen = rig.planner.observations[-1].images[:, -1]
             assert seen.shape == (4, CAMERAS.height, CAMERAS.width, 3)
             expected = (colour[0],) * 3 if encoding == 'mono8' else colour
             assert np.abs(seen.astype(int) - expected).max() <= 4, encoding
-
-
-def heard(rig, stream, count):
-    """Wait until a stream has delivered so many messages; bursts would overflow its queue."""
-    wait_until(lambda: next(state.received for state in rig.node._watch.states()
-                            if state.name == stream) >= count, f'{count} messages of {stream}')
 
 
 def test_only_frames_of_a_plan_are_decoded_and_never_on_the_executor(monkeypatch):
