@@ -120,7 +120,7 @@ def monitor(seconds: float, once: bool, echo: bool, namespace: str,
 
 
 @cli.command()
-@click.option('--seconds', type=float, default=60.0, show_default=True)
+@click.option('--seconds', type=float, default=90.0, show_default=True)
 @click.option('--out', type=click.Path(path_type=Path), default=Path('out/demo'),
               show_default=True, help='Folder for bag, summary and pictures; replaced.')
 @click.option('--scenario', multiple=True, metavar='FAMILY',
@@ -232,6 +232,24 @@ def replay(bag: Path, rate: float, loop: bool, topics: Path | None,
     """Publish BAG on ROS topics, with /clock."""
     from rspec_planner.live.replay import run_replay
     return run_replay(bag, rate, loop, topics=topics, inputs_only=inputs_only)
+
+
+@bench.command('node')
+@click.option('--seconds', type=float, default=10.0, show_default=True, help='Of each case.')
+@click.option('--size', default='1920x1080', show_default=True, help='Pixels of a camera.')
+@click.option('--only', default='', help="Cases whose name holds this, for example 'shipped'.")
+@reports()
+def bench_node(seconds: float, size: str, only: str) -> Mapping[str, Any]:
+    """Time all of the node but the planner, over DDS, with both Fast DDS profiles."""
+    from rspec_planner.live.bench_node import bench_node as measure
+    from rspec_planner.live.bench_node import CASES
+    width, _, height = size.partition('x')
+    cases = [case for case in CASES if only in case.name]
+    if not (width.isdigit() and height.isdigit()) or not cases:
+        raise ConfigurationError(
+            f"--size '{size}' --only '{only}' name no case; give WIDTHxHEIGHT and a part of: "
+            + '; '.join(case.name for case in CASES))
+    return measure(seconds=seconds, width=int(width), height=int(height), cases=cases)
 
 
 for group in (train, evaluate, bench, engine):

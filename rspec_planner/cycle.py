@@ -20,8 +20,9 @@ the planner are given. Stamps and ages use that clock, durations the monotonic o
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from enum import Enum
 import time
@@ -91,6 +92,9 @@ class SkipLike(Protocol):
 
 class SourceLike(Protocol):
     """The part of `planner.buffers.ObservationBuffer` that a cycle uses."""
+
+    def prepare(self, t0_ns: int) -> None:
+        """Decode what a selection at t0 will use."""
 
     def select(self, t0_ns: int) -> Observation | SkipLike:
         """Return the observation at t0 or the reason why there is none."""
@@ -235,18 +239,23 @@ class PlanningCycle:
         refusal = self._check_age(t0_ns, parameters.sync.max_input_age_ms)
         if refusal is not None:
             return refusal
-        began = time.perf_counter()
-        self._wait_for_inputs(t0_ns, parameters, cameras)
-        waited_ms, began = _elapsed_ms(began), time.perf_counter()
-        chosen = self._source.select(t0_ns)
-        selected_ms = _elapsed_ms(began)
+        timer = _Timer()
+        deadline = time.monotonic() + parameters.sync.odometry_wait_ms / 1e3
+        with timer.of('wait'):
+            self._watch.wait_for(cameras, parameters.sync.image_wait_ms / 1e3)
+        with timer.of('select'):
+            self._source.prepare(t0_ns)  # the odometry may arrive meanwhile
+        with timer.of('wait'):
+            self._watch.wait_for({'odometry': t0_ns}, max(0.0, deadline - time.monotonic()))
+        with timer.of('select'):
+            chosen = self._source.select(t0_ns)
         if generation != self._generation:
             return _reset_result(t0_ns)
         if isinstance(chosen, Observation):
             result = self._finish(self._planner.plan(chosen), generation, parameters)
         else:
             result = CycleResult(t0_ns, Outcome.SKIPPED, chosen.reason, chosen.detail)
-        return replace(result, wait_ms=waited_ms, select_ms=selected_ms)
+        return replace(result, wait_ms=timer.ms['wait'], select_ms=timer.ms['select'])
 
     def _check_age(self, t0_ns: int, limit_ms: float) -> CycleResult | None:
         """Return why a trigger is not worth a cycle, or None."""
@@ -268,14 +277,6 @@ class PlanningCycle:
                                f'{limit_ms:.0f} ms (sync.max_input_age_ms); a recorded bag needs '
                                '--clock and use_sim_time')
         return None
-
-    def _wait_for_inputs(self, t0_ns: int, parameters: NodeParameters,
-                         cameras: Mapping[str, int]) -> None:
-        """Give the messages of the same instant a bounded time to arrive after the trigger."""
-        started = time.monotonic()
-        self._watch.wait_for(cameras, parameters.sync.image_wait_ms / 1e3)
-        left = parameters.sync.odometry_wait_ms / 1e3 - (time.monotonic() - started)
-        self._watch.wait_for({'odometry': t0_ns}, max(0.0, left))
 
     def _finish(self, plan: Plan, generation: int, parameters: NodeParameters) -> CycleResult:
         """Check and publish a plan."""
@@ -310,6 +311,19 @@ class PlanningCycle:
                        detail=f'the plan is {result.pipeline_latency_ms:.0f} ms old, the limit is '
                               f'{limit_ms:.0f} ms (deadline.max_pipeline_latency_ms); '
                               'see the latency diagnostic for the slowest stage')
+
+
+class _Timer:
+    """Adds up the time of named parts, milliseconds."""
+
+    def __init__(self) -> None:
+        self.ms: defaultdict[str, float] = defaultdict(float)
+
+    @contextmanager
+    def of(self, name: str) -> Iterator[None]:
+        started = time.perf_counter()
+        yield
+        self.ms[name] += _elapsed_ms(started)
 
 
 def _reset_result(t0_ns: int) -> CycleResult:

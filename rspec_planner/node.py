@@ -237,6 +237,8 @@ class RspecPlanner(LifecycleNode):
             made.outputs.destroy()
         if not self._worker.stop(_STOP_S):
             self.get_logger().error(f'the worker did not end within {_STOP_S:.0f} s')
+        if made is not None:
+            made.buffer.decoder.close()  # after the worker, which still decodes
         self._worker = self._new_worker()
         self._watch = InputWatch()
 

@@ -407,3 +407,22 @@ def test_selection_against_brute_force(images, odometry):
     at_t0 = seen.ego_pose_at_t0
     world = local @ at_t0[:3, :3].T + at_t0[:3, 3]
     assert np.abs(world - expected).max() < 0.02
+
+
+def test_prepared_frames_are_decoded_once_and_faults_wait_for_the_selection(buffer):
+    calls = []
+
+    def decode():
+        calls.append(1)
+        return picture()
+    for camera in CAMERAS:
+        for offset in (-300, -200, -100, 0):
+            buffer.add_image(camera, T0 + offset * MS, decode)
+    buffer.prepare(T0)  # without any odometry
+    assert len(calls) == 16
+    add_poses(buffer)
+    assert isinstance(buffer.select(T0), Observation) and len(calls) == 16
+    buffer.add_image(CAMERAS[0], T0 + 100 * MS, lambda: 1 / 0)
+    buffer.prepare(T0 + 100 * MS)
+    buffer.prepare(T0 + 5000 * MS)
+    assert isinstance(buffer.select(T0), Observation) and len(calls) == 16

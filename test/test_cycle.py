@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 import threading
+import time
 
 from node_rig import FakePlanner
 import numpy as np
@@ -58,10 +59,14 @@ class Bench:
         self.now_ns = T0 + 10 * MS
         self.published = []
         self.chosen = None
+        self.prepared = []
         watch = InputWatch()
         watch.add('odometry', 'odometry', '/odom')
         self.cycle = PlanningCycle(self.planner, self, watch, lambda: self.now_ns,
                                    self.published.append)
+
+    def prepare(self, t0_ns):
+        self.prepared.append(t0_ns)
 
     def select(self, t0_ns):
         return self.chosen or observation_at(t0_ns)
@@ -166,9 +171,16 @@ def test_waiting_and_choosing_are_told_apart_from_planning():
     bench.planner.before = lambda observation: busy.append(bench.cycle.busy_s)
     result = bench.run()
     assert 30.0 <= result.wait_ms < result.processing_ms
-    assert 0.0 < result.select_ms < 30.0
+    assert 0.0 < result.select_ms < 30.0 and bench.prepared == [T0]
     assert 0.03 <= busy[0] <= result.processing_ms / 1e3 and bench.cycle.busy_s == 0.0
     assert times_of(result)['wait'] == result.wait_ms and 'cyclic' not in times_of(result)
+
+
+def test_frames_are_decoded_while_the_odometry_is_awaited():
+    bench = Bench(sync={'image_wait_ms': 0.0, 'odometry_wait_ms': 80.0})
+    bench.prepare = lambda t0_ns: time.sleep(0.1)
+    result = bench.run()
+    assert result.wait_ms < 20.0 and result.select_ms >= 100.0
 
 
 def test_a_reset_while_waiting_is_named_as_such():

@@ -269,8 +269,9 @@ def test_the_docs_name_every_argument_and_its_default(described):
     for path in FILES:
         (start,) = [i for i, row in enumerate(rows) if row[0] == f'`{path.name}`'] or [None]
         for name, options in arguments_of(described(path)).items():
-            row = next((row for row in rows[start:] if f'`{name}`' in row[0]
-                        or (name[:-1] == 'input_image' and '`input_image0` ...' in row[0])), None)
+            numbered = f'`{name[:-1]}0` ...'
+            row = next((row for row in rows[start:]
+                        if f'`{name}`' in row[0] or numbered in row[0]), None)
             assert row is not None, f'{path.name}: {name}'
             default = options.get('default_value', '')
             assert not default.isalnum() or f'`{default}`' in row[1], f'{path.name}: {name}'

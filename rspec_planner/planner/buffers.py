@@ -24,6 +24,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from threading import Lock
 from typing import Generic, TypeVar
@@ -145,7 +146,7 @@ class ObservationBuffer:
         self._num_poses = profile.history.num_poses
         self._limits = limits or SelectionLimits()
         self._lock = Lock()
-        self._decoder = FrameDecoder(profile.cameras, self._limits.aspect_tolerance)
+        self.decoder = FrameDecoder(profile.cameras, self._limits.aspect_tolerance)
         self._frames = {name: _Timeline[CameraFrame](self._limits.image_window_s)
                         for name in profile.cameras.names}
         self._poses = _Timeline[_Pose](self._limits.odometry_window_s)
@@ -237,6 +238,13 @@ class ObservationBuffer:
             return {name: t0_ns - min(tolerance_ns, frames.half_period_ns())
                     for name, frames in self._frames.items()}
 
+    def prepare(self, t0_ns: int) -> None:
+        """Decode what a selection at t0 will use; whatever is wrong shows at the selection."""
+        with suppress(_Refused, FrameFault):
+            with self._lock:
+                chosen = {name: self._choose(name, t0_ns)[1] for name in self.cameras.names}
+            self.decoder.stack(chosen)
+
     def select(self, t0_ns: int, now_ns: int | None = None) -> Observation | Skip:
         """
         Return the Observation at `t0_ns`, or why there is none.
@@ -251,7 +259,7 @@ class ObservationBuffer:
                 pose, local, speed, frame_id = self._ego(t0_ns)
                 ages = {name: (t0_ns - stamps[-1]) / _MS for name, (stamps, _) in chosen.items()}
                 ages['odometry'] = (t0_ns - self._poses.stamps[-1]) / _MS
-            images = self._decoder.stack({name: frames for name, (_, frames) in chosen.items()})
+            images = self.decoder.stack({name: frames for name, (_, frames) in chosen.items()})
         except _Refused as refused:
             return refused.skip
         except FrameFault as fault:

@@ -70,6 +70,10 @@ class FrameDecoder:
         rows = self._pool.map(self._row, chosen, chosen.values())
         return np.stack(list(rows))
 
+    def close(self) -> None:
+        """End the threads; the frames in work are finished."""
+        self._pool.shutdown()
+
     def _row(self, camera: str, frames: Sequence[CameraFrame]) -> Pixels:
         return np.stack([self._decoded(camera, frame) for frame in frames])
 
