@@ -37,7 +37,7 @@ from rspec_planner.planner.tokenizer import build_tokenizer
 TOKENIZER = build_tokenizer(['alpha beta gamma delta'])
 PROFILE = replace(tiny(TOKENIZER.token_ids, TOKENIZER.vocab_size),
                   cameras=CameraConfig(height=64, width=128))
-CAPACITY, BUDGET, LAYERS = 448, 10, (0, 3)
+CAPACITY, BUDGET, LAYERS = 448, 10, (0, 2)
 
 
 class Frame:
