@@ -57,7 +57,7 @@ class DemoCommands:
     node: tuple[str, ...] = (sys.executable, '-m', NODE_MODULE)
 
 
-def run_demo(*, seconds: float = 60.0, out: str | Path = 'out/demo', seed: int = 0,
+def run_demo(*, seconds: float = 90.0, out: str | Path = 'out/demo', seed: int = 0,
              families: Sequence[str] = (), pictures: int = 12,
              node_arguments: Sequence[str] = (),
              commands: DemoCommands | None = None) -> dict[str, Any]:
