@@ -22,7 +22,7 @@ words and drive the same path. The result is written beside the graphs.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 import json
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ import torch
 
 from rspec_planner.engine.onnx_executor import OnnxExecutor
 from rspec_planner.engine.onnx_rules import check_graph
+from rspec_planner.engine.stage_buffers import Maker
 from rspec_planner.engine.stages import read_stages, StageSet
 from rspec_planner.errors import EngineError
 from rspec_planner.evaluate.clips import render_clips
@@ -69,13 +70,14 @@ class Amount:
     clips: int = 50  # clips that both planners plan
 
 
-def check_folder(folder: Path, source: Source, checkpoint: Path, amount: Amount,
+def check_folder(folder: Path, source: Source, checkpoint: Path | None, amount: Amount,
                  progress: Progress = lambda label, done, total: None) -> dict[str, Any]:
     """
     Check an export folder against the networks that it was exported for; return the report.
 
-    checkpoint: folder of the target, with its tokenizer. EngineError when the folder is of
-    other weights or breaks a rule of `onnx_rules`; deviations are in the report, 'ok' false.
+    checkpoint: folder of the target, with its tokenizer; without one (random weights) only
+    random frames are compared. EngineError when the folder is of other weights or breaks a rule
+    of `onnx_rules`; deviations are in the report, 'ok' false.
     """
     stages = read_stages(folder)
     if dict(stages.checkpoints) != source.checkpoints:
@@ -83,11 +85,13 @@ def check_folder(folder: Path, source: Source, checkpoint: Path, amount: Amount,
                           f'given are {_short(source.checkpoints)}: export it again')
     for stage in stages.stages:
         check_graph(folder / stage.file, stage, stages.precision)
-    tokenizer = load_tokenizer(checkpoint)
+    if checkpoint is None:
+        amount = replace(amount, frames=0, clips=0)
+    tokenizer = None if checkpoint is None else load_tokenizer(checkpoint)
     errors = _stage_errors(folder, stages, source, tokenizer, amount, progress)
-    loop = check_loop(folder, stages, source, tokenizer, amount.clips, progress) \
-        if amount.clips else None
-    rows = list(_rows(stages, errors))
+    loop = check_loop(stages, lambda stage, bound: OnnxExecutor(stage, folder, bound), source,
+                      tokenizer, amount.clips, progress) if amount.clips and tokenizer else None
+    rows = list(stage_rows(stages, errors))
     report = {'profile': stages.profile, 'precision': stages.precision, 'folder': str(folder),
               'random_frames': amount.random, 'world_frames': amount.frames, 'engines': rows,
               'loop': loop, 'ok': all(row['checked'] for row in rows)
@@ -100,7 +104,7 @@ def _short(digests: Mapping[str, str]) -> str:
     return ', '.join(f'{name} {digest[:12] or "none"}' for name, digest in digests.items())
 
 
-def _rows(stages: StageSet, errors: Errors) -> Iterator[dict[str, Any]]:
+def stage_rows(stages: StageSet, errors: Errors) -> Iterator[dict[str, Any]]:
     """Yield the result of every stage."""
     tolerance = TOLERANCES[stages.precision]
     for stage in stages.stages:
@@ -117,7 +121,7 @@ def world_observations(source: Source, clips: int) -> Iterator[Observation]:
         yield clip_observation(clip)
 
 
-def _stage_errors(folder: Path, stages: StageSet, source: Source, tokenizer: Tokenizer,
+def _stage_errors(folder: Path, stages: StageSet, source: Source, tokenizer: Tokenizer | None,
                   amount: Amount, progress: Progress) -> Errors:
     """Return the errors of all stages over random and real frames."""
     total, done = amount.random + amount.frames, 0
@@ -128,14 +132,17 @@ def _stage_errors(folder: Path, stages: StageSet, source: Source, tokenizer: Tok
         progress('stages', done, total)
 
     return check_stages(stages, folder, source.target, source.draft,
-                        _cases(stages, source, tokenizer, amount), advance)
+                        check_cases(stages, source, tokenizer, amount), advance)
 
 
-def _cases(stages: StageSet, source: Source, tokenizer: Tokenizer,
-           amount: Amount) -> Iterator[Case]:
+def check_cases(stages: StageSet, source: Source, tokenizer: Tokenizer | None,
+                amount: Amount) -> Iterator[Case]:
+    """Yield random frames, then frames of the world."""
     cfg = source.target.cfg
     for seed in range(amount.random):
         yield random_case(cfg, stages, seed)
+    if tokenizer is None:
+        return
     guess = tuple(tokenizer.encode('steer left around the parked van because it blocks the lane.'))
     observed = world_observations(source, amount.frames) if amount.frames else iter(())
     for index, observation in enumerate(observed):
@@ -143,16 +150,19 @@ def _cases(stages: StageSet, source: Source, tokenizer: Tokenizer,
         yield real_case(cfg, stages, tokenizer, observation, guess if index % 2 else (), index)
 
 
-def check_loop(folder: Path, stages: StageSet, source: Source, tokenizer: Tokenizer, clips: int,
+def check_loop(stages: StageSet, make: Maker, source: Source, tokenizer: Tokenizer, clips: int,
                progress: Progress = lambda label, done, total: None) -> dict[str, Any]:
-    """Return how often two planners, over the graphs and over PyTorch, differ on clips."""
+    """
+    Return how often two planners, over the graphs and over PyTorch, differ on clips.
+
+    make: loads the executor of one graph.
+    """
     def planner(**more: Any) -> Planner:
         return Planner(source.target, tokenizer, draft=source.draft, use_vision_cache=False,
                        num_samples=stages.shapes.samples, **more)
 
     plain = planner()
-    graphs = planner(make_stages=graph_stages(
-        stages, lambda stage, bound: OnnxExecutor(stage, folder, bound)))
+    graphs = planner(make_stages=graph_stages(stages, make))
     tolerance = PATH_TOLERANCES_M[stages.precision]
     tokens = committed = paths = 0
     worst = 0.0

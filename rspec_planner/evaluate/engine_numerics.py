@@ -89,7 +89,7 @@ class Errors:
 
     def exact(self, stage: str, output: str, found: Tensor, wanted: Tensor) -> None:
         """Compare whole numbers: any difference is an infinite error."""
-        error = 0.0 if torch.equal(found, wanted) else float('inf')
+        error = 0.0 if torch.equal(found.cpu(), wanted.cpu()) else float('inf')
         self.worst[stage] = max(self.worst.get(stage, (0.0, output)), (error, output))
 
 
@@ -133,8 +133,16 @@ def graph_side(stages: StageSet, folder: Path, target: Target, draft: Draft | No
 def check_stages(stages: StageSet, folder: Path, target: Target, draft: Draft | None,
                  cases: Iterable[Case], progress: Callable[[], object] = lambda: None) -> Errors:
     """Run every stage of an export folder on every case beside PyTorch; return the errors."""
-    checker = _Checker(torch_side(stages, target, draft),
-                       graph_side(stages, folder, target, draft), stages, target.cfg)
+    return compare_sides(torch_side(stages, target, draft),
+                         graph_side(stages, folder, target, draft), stages, target.cfg, cases,
+                         progress)
+
+
+def compare_sides(torch_: Side, graph: Side, stages: StageSet, cfg: ProfileConfig,
+                  cases: Iterable[Case], progress: Callable[[], object] = lambda: None
+                  ) -> Errors:
+    """Run every case through both sides; return the errors of the graphs."""
+    checker = _Checker(torch_, graph, stages, cfg)
     for case in cases:
         checker.check(case)
         progress()
@@ -281,7 +289,7 @@ def random_case(cfg: ProfileConfig, stages: StageSet, seed: int) -> Case:
     ids = torch.cat((words[0], torch.full((visual,), tokens.image_pad), words[1]))
     size = (images, cameras.height, cameras.width, 3)
     return Case(integers(0, 256, *size).to(torch.uint8), ids,
-                integers(0, 200, 3, len(ids)), guessed, -int(integers(0, 100, 1)),
+                integers(0, 200, 3, len(ids)), guessed, -int(integers(0, visual // 2, 1)),
                 *_actions(cfg, shapes.samples, generator))
 
 
