@@ -200,7 +200,7 @@ def bench_decode(profile: str, device: str, plans: Path | None, **options: Any
 @click.option('--profile', default='tiny', show_default=True, help='Shapes; random weights.')
 @click.option('--device', default='cpu', show_default=True)
 @click.option('--plans', type=click.Path(path_type=Path), help='Tune, and write the plans here.')
-@click.option('--limit', type=int, default=10, show_default=True, help='Plans tried a product.')
+@click.option('--limit', type=int, default=7, show_default=True, help='Plans tried a product.')
 @reports()
 def bench_kernels(profile: str, device: str, plans: Path | None, limit: int
                   ) -> Mapping[str, Any]:
@@ -237,14 +237,16 @@ def bench_device_frame(profile: str, device: str, plans: Path | None, **options:
 @click.option('--only', default='', help='Steps to run, by commas. Default: all.')
 @click.option('--plans', type=click.Path(path_type=Path, exists=True),
               help='Use these plans and do not tune.')
+@click.option('--trace', type=click.Path(path_type=Path, exists=True),
+              help='Also replay recorded accepted lengths.')
 @reports()
 def bench_gpu(profile: str, device: str, out: Path, seconds: float, only: str,
-              plans: Path | None) -> Mapping[str, Any]:
+              plans: Path | None, trace: Path | None) -> Mapping[str, Any]:
     """Check, tune and measure the device-resident planner in one go."""
     use_plans(plans)
     from rspec_planner.evaluate.gpu_session import run_session
     return run_session(profile, device, out, seconds, [part for part in only.split(',') if part],
-                       tune=plans is None)
+                       tune=plans is None, trace=trace)
 
 
 @bench.command('frame')

@@ -64,10 +64,10 @@ class Product:
         return weight.numel() * weight.element_size() / 4.26e6
 
 
-def candidates(product: Product, limit: int = 12) -> list[Plan]:
-    """Return the plans worth a measurement, the default first."""
+def candidates(product: Product, limit: int = 7) -> list[Plan]:
+    """Return the plans worth a measurement, the default first, then cuts, then depths."""
     columns, depth, bm, gated = product.key
-    found = [default_plan(columns, depth, bm, gated)]
+    found, deeper = [default_plan(columns, depth, bm, gated)], []
     for bn in (16, 32, 64, 128):
         for split in (1, 2, 4, 8):
             programs = -(-columns // bn) * split
@@ -77,11 +77,9 @@ def candidates(product: Product, limit: int = 12) -> list[Plan]:
                 continue
             bk = 64 if bm * 2 + bn * (1 + gated) > 256 or depth % 128 else 128
             deep = 6 if bn * bk * (1 + gated) <= 4096 else 4
-            for plan in (Plan(bn, bk, split, deep), Plan(bn, bk, split, deep + 1,
-                                                         8 if bm >= 64 else 4)):
-                if plan not in found:
-                    found.append(plan)
-    return found[:limit]
+            found.append(Plan(bn, bk, split, deep))
+            deeper.append(Plan(bn, bk, split, deep + 1, 8 if bm >= 64 else 4))
+    return list(dict.fromkeys(found + deeper))[:limit]
 
 
 def measure(product: Product, plan: Plan) -> float:
@@ -114,7 +112,7 @@ def measure(product: Product, plan: Plan) -> float:
     return 1e3 * sorted(times)[REPEATS // 2] / len(product.weights)
 
 
-def tune(products: Sequence[Product], limit: int = 12) -> list[dict[str, object]]:
+def tune(products: Sequence[Product], limit: int = 7) -> list[dict[str, object]]:
     """Choose the fastest plan of each product; return what was measured, the best first."""
     report: list[dict[str, object]] = []
     for product in products:

@@ -14,7 +14,7 @@
 """
 Record how many tokens a trained draft commits, for benches of profiles without one.
 
-python -m rspec_planner.evaluate.acceptance_trace OUT [DRAFT] [FRAMES]
+python -m rspec_planner.evaluate.acceptance_trace OUT [DRAFT] [CLIPS]
 """
 
 from __future__ import annotations
@@ -23,34 +23,29 @@ import json
 from pathlib import Path
 import sys
 
-from rspec_planner.evaluate.bench import drive_observations
+from rspec_planner.evaluate.clips import render_clips
 from rspec_planner.planner.pipeline import Planner
+from rspec_planner.world.generate import clip_observation
+from rspec_planner.world.splits import split_specs
 
-#: frames of a drive between two that are kept, so that the same scene does not fill the trace
-APART = 5
+DRAFT = 'dflash-l2-b16-w8-flat'  # the block of the bench
 
 
-def record(draft: str, frames: int, seed: int = 1) -> dict[str, object]:
-    """Return the trace of the tiny profile on every fifth frame of a drive, stateless."""
+def record(draft: str, clips: int) -> dict[str, object]:
+    """Return the trace of the tiny profile on clips of the validation split, stateless."""
     planner = Planner.load('tiny', draft=draft)
-    cameras = planner.profile.cameras
-    kept = []
-    for index, observation in enumerate(drive_observations(
-            frames * APART, cameras.width, cameras.height, cameras.names, seed)):
-        if index % APART:
-            continue
-        reasoning = planner.plan(observation).reasoning
+    cameras, kept = planner.profile.cameras, []
+    for clip in render_clips(split_specs('val', clips), cameras.width, cameras.height, workers=0):
+        reasoning = planner.plan(clip_observation(clip)).reasoning
         kept.append({'tokens': len(reasoning.token_ids),
                      'committed': list(reasoning.stats.committed)})
-    return {'name': f'tiny profile, {planner.draft_name}', 'frames': kept}
+    return {'name': f'tiny profile, val split, {planner.draft_name}', 'frames': kept}
 
 
 def main(arguments: list[str]) -> int:
     """Write the trace."""
-    out, draft, frames = [*arguments, 'default', '60'][:3] if len(arguments) < 2 else [
-        *arguments, '60'][:3]
-    Path(out).write_text(json.dumps(record(draft, int(frames)), indent=1) + '\n',
-                         encoding='utf-8')
+    out, draft, clips = [*arguments, *[DRAFT, '60'][max(len(arguments) - 1, 0):]][:3]
+    Path(out).write_text(json.dumps(record(draft, int(clips))) + '\n', encoding='utf-8')
     return 0
 
 

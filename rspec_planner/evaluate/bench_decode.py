@@ -41,6 +41,7 @@ from rspec_planner.evaluate.bench_workload import (
     bench_prompt,
     BenchPrompt,
     fixed_schedule,
+    LONGEST,
     matches,
     MEAN_TOKENS,
     Schedule,
@@ -54,7 +55,7 @@ from rspec_planner.planner.drafts import EMBEDDED
 
 PROFILES = ('tiny', 'alpamayo-r1')
 #: most tokens of a text, and rows of a prompt's guess
-BUDGET, GUESS_ROOM = 32, 31
+BUDGET, GUESS_ROOM = LONGEST, 31
 MAX_ROUNDS = 64
 
 

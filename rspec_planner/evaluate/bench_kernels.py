@@ -44,7 +44,7 @@ TOLERANCE = 0.05
 
 
 def bench_kernels(profile: str = 'tiny', device: str = 'cpu', *, plans: Path | None = None,
-                  limit: int = 10) -> dict[str, Any]:
+                  limit: int = 7) -> dict[str, Any]:
     """
     Return the check, the plans tried for each product, and microseconds of single kernels.
 

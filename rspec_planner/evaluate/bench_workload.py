@@ -36,6 +36,8 @@ from rspec_planner.planner.prompt import Segment, segment_positions
 TEXT_BEFORE, TEXT_BEHIND = 22, 72
 #: mean length of a reasoning (arXiv 2606.31160)
 MEAN_TOKENS = 17.4
+#: longest text of a bench; a trace's longer ones, which ran away, are left out
+LONGEST = 32
 
 
 @dataclass(frozen=True)
@@ -111,7 +113,8 @@ def traced_schedule(path: Path, frames: int) -> Schedule:
     """
     try:
         found = json.loads(path.read_text(encoding='utf-8'))
-        kept = [found['frames'][index % len(found['frames'])] for index in range(frames)]
+        fits = [frame for frame in found['frames'] if frame['tokens'] <= LONGEST]
+        kept = [fits[index % len(fits)] for index in range(frames)]
         return Schedule(str(found['name']), tuple(int(frame['tokens']) for frame in kept),
                         tuple(tuple(map(int, frame['committed'])) for frame in kept))
     except (ValueError, KeyError, TypeError, ZeroDivisionError) as error:

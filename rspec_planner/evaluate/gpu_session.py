@@ -48,7 +48,8 @@ class Step:
     run: Callable[[], dict[str, Any]]
 
 
-def steps(profile: str, device: str, out: Path, tune: bool) -> list[Step]:
+def steps(profile: str, device: str, out: Path, tune: bool,
+          trace: Path | None = None) -> list[Step]:
     """Return the steps in their order."""
     plans = out / 'plans.json' if tune and device != 'cpu' else None
     few = 2 if device == 'cpu' else 0
@@ -63,9 +64,9 @@ def steps(profile: str, device: str, out: Path, tune: bool) -> list[Step]:
         Step('check', 40, lambda: bench_kernels(profile, device)),
         Step('sync', 20, decode(5, loops=() if few else ('sync',), lengths=(4.6,), eager=0)),
         Step('kernels', 120, lambda: bench_kernels(profile, device, plans=plans)),
-        Step('decode', 80, decode(60, eager=1 if few else 3)),
+        Step('decode', 80, decode(60, eager=1 if few else 3, trace=trace)),
         Step('decode_pdl', 40, decode(20, loops=() if few else ('while',), eager=0, pdl=not few)),
-        Step('frame', 60, frame(60)),
+        Step('frame', 60, frame(60, trace=trace)),
         Step('frame_pdl', 40, frame(20, pdl=not few)),
         Step('decode_fp8', 40, decode(10, loops=() if few else ('while',), eager=0, fp8=True)),
         Step('frame_fp8', 40, frame(20, fp8=True)),
@@ -75,13 +76,14 @@ def steps(profile: str, device: str, out: Path, tune: bool) -> list[Step]:
 
 
 def run_session(profile: str, device: str, out: Path, seconds: float,
-                only: Sequence[str] = (), tune: bool = True) -> dict[str, Any]:
+                only: Sequence[str] = (), tune: bool = True,
+                trace: Path | None = None) -> dict[str, Any]:
     """
     Run the steps within about `seconds`; return what each said in short.
 
     only: names of steps, none for all. Raises ConfigurationError for an unknown name.
     """
-    planned = steps(profile, device, out, tune)
+    planned = steps(profile, device, out, tune, trace)
     known = [step.name for step in planned]
     if unknown := [name for name in only if name not in known]:
         raise ConfigurationError(f"step '{unknown[0]}': use some of {', '.join(known)}")

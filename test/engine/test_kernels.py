@@ -261,3 +261,28 @@ def test_choose_takes_the_smaller_of_equal_rows_and_maps_ids(kernels):
         200, device=DEVICE) * 3
     kernels.choose(x, weight, best, norm=torch.ones(16, device=DEVICE), eps=1e-6, ids=ids)
     assert best.tolist() == [231, 231]
+
+
+def test_plans_are_few_fit_and_survive_a_file(tmp_path):
+    from rspec_planner.engine import cuda_tune
+    from rspec_planner.engine.kernels.linear import default_plan, PLANS
+    from rspec_planner.errors import EngineError
+    product = cuda_tune.Product('down', [torch.empty((4096, 12288), device='meta')], 16)
+    plans = cuda_tune.candidates(product, 100)
+    assert plans[0] == default_plan(*product.key)
+    assert len(set(plans)) == len(plans)
+    assert all(plan.split <= 8 and 4096 % plan.bn == 0 for plan in plans)
+    assert cuda_tune.candidates(product, 3) == plans[:3]
+    path, before = tmp_path / 'plans.json', dict(PLANS)
+    try:
+        PLANS[product.key] = plans[-1]
+        cuda_tune.save_plans(path)
+        PLANS.clear()
+        cuda_tune.load_plans(path)
+        assert PLANS == {**before, product.key: plans[-1]}
+        path.write_text('[{"key": 3}]')
+        with pytest.raises(EngineError, match='not a file of plans'):
+            cuda_tune.load_plans(path)
+    finally:
+        PLANS.clear()
+        PLANS.update(before)
