@@ -26,7 +26,8 @@ from rspec_planner.cli_report import CONTEXT, reports, share
 
 CHECKPOINT = click.option('--profile', 'checkpoint', default='tiny', show_default=True,
                           metavar='NAME|FOLDER', help="'tiny', a checkpoint folder, or "
-                          "'alpamayo-r1' for its shapes without weights.")
+                          "'alpamayo-r1' for its shapes without weights; "
+                          "'alpamayo-r1-slice2' has two layers of each stack.")
 DRAFT = click.option('--draft', default='default', show_default=True,
                      help="An embedded name, a folder, or 'none'.")
 FLAVOUR = click.option('--flavour', default='tensorrt_rtx', show_default=True,
@@ -109,16 +110,17 @@ def check(checkpoint: str, draft: str, precision: str, clips: int, frames: int,
     """Run the graphs on ONNX Runtime beside PyTorch: every stage, then the whole loop."""
     from rspec_planner.engine.stages import read_stages
     from rspec_planner.evaluate.engine_check import Amount, check_folder
-    from rspec_planner.planner.staging import checkpoint_folder, read_source
+    from rspec_planner.planner.staging import checkpoint_folder, known_profile, read_source
     graphs = folder or default_folder(Path(checkpoint).name, precision)
     if folder is None:
         _export_if_stale(graphs, checkpoint, draft, precision, ())
     stages = read_stages(graphs)
-    source = read_source(checkpoint, stages.precision, draft, stages.shapes.samples)
+    source = read_source(checkpoint, stages.precision, draft, stages.shapes.samples, weights=True)
+    weights = None if known_profile(checkpoint) else checkpoint_folder(checkpoint)
     bars = _Bars()
     with bars:
-        return check_folder(graphs, source, checkpoint_folder(checkpoint),
-                            Amount(random_frames, frames, clips), bars.show)
+        return check_folder(graphs, source, weights, Amount(random_frames, frames, clips),
+                            bars.show)
 
 
 class _Bars(ExitStack):
@@ -177,9 +179,9 @@ def build(checkpoint: str, draft: str, precision: str, flavour: str, sms: str,
 
 def _export_if_stale(folder: Path, checkpoint: str, draft: str, precision: str,
                      wanted: Sequence[str]) -> None:
-    """Export all stages unless the folder has those wanted, of the same weights and precision."""
-    from rspec_planner.engine.export import export_stages
-    from rspec_planner.engine.stages import PRECISIONS, read_stages, STAGES_NAME
+    """Export all stages unless the folder has those wanted, as it would be written now."""
+    from rspec_planner.engine.export import export_stages, toolchain
+    from rspec_planner.engine.stages import PRECISIONS, read_stages, STAGE_NAMES, STAGES_NAME
     from rspec_planner.errors import ConfigurationError
     from rspec_planner.planner.staging import read_source, source_digests
     if precision not in PRECISIONS:
@@ -187,9 +189,10 @@ def _export_if_stale(folder: Path, checkpoint: str, draft: str, precision: str,
                                  'fp16 or bf16')
     if (folder / STAGES_NAME).is_file():
         found = read_stages(folder)
-        complete = {stage.name for stage in found.stages} >= set(wanted)
-        same = (found.precision, found.checkpoints) == (precision,
-                                                        source_digests(checkpoint, draft))
+        needed = set(wanted or STAGE_NAMES) - ({'draft'} if draft == 'none' else set())
+        complete = {stage.name for stage in found.stages} >= needed
+        same = (found.precision, found.checkpoints, found.toolchain) == (
+            precision, source_digests(checkpoint, draft), toolchain())
         if complete and same:
             return
     source = read_source(checkpoint, precision, draft)
@@ -227,6 +230,51 @@ def inspect_engine(folder: Path, stage: str, flavour: str) -> Mapping[str, Any]:
     read_engine(folder, manifest)
     return {**manifest.to_dict(), 'inputs': [describe(port) for port in manifest.inputs],
             'outputs': [describe(port) for port in manifest.outputs], 'intact': True}
+
+
+def _tested(report: Any) -> Iterator[str]:
+    """Yield one line per stage, one for the loop and one for the whole."""
+    for one in report['engines']:
+        held = [word for word in ('checked', 'captured', 'replayed') if not one[word]]
+        yield (f'{"FAIL" if held else "ok  "} {one["stage"]:10} error {one["error"]:.1e} of '
+               f'{one["tolerance"]:.0e}, {one["ms_p50"]:.3f} ms p50, {one["ms_p99"]:.3f} ms p99'
+               + (f'  not {", ".join(held)}' if held else ''))
+    loop = report['loop']
+    if loop is not None:
+        yield (f'{"ok  " if loop["ok"] else "FAIL"} loop       {loop["clips"]} clips, '
+               f'{loop["token_mismatches"]} texts and {loop["trajectory_mismatches"]} paths '
+               'differ')
+    yield f'{report["backend"]} {report["tensorrt_version"]} on {report["gpu"]}'
+
+
+@engine.command('selftest')
+@click.argument('folder', type=click.Path(path_type=Path))
+@CHECKPOINT
+@DRAFT
+@FLAVOUR
+@click.option('--device', default='cuda', show_default=True)
+@click.option('--clips', type=click.IntRange(0), default=10, show_default=True,
+              help='Clips that the loop plans over the engines and over PyTorch.')
+@click.option('--replays', type=click.IntRange(1), default=1000, show_default=True,
+              help='Replays of every captured stage.')
+@reports(_tested)
+def selftest_engines(folder: Path, checkpoint: str, draft: str, flavour: str, device: str,
+                     clips: int, replays: int) -> Mapping[str, Any]:
+    """Run the engines of FOLDER on this GPU: parity, capture, replays, the loop, and times."""
+    from rspec_planner.engine.engine_manifest import ONNX_FOLDER
+    from rspec_planner.engine.stages import read_stages
+    from rspec_planner.engine.tensorrt_library import load_library
+    from rspec_planner.engine.tensorrt_runtime import find_gpu
+    from rspec_planner.evaluate.engine_check import Amount
+    from rspec_planner.evaluate.engine_selftest import cuda_device, moved, selftest
+    from rspec_planner.planner.staging import checkpoint_folder, read_source
+    library, gpu = load_library(flavour), find_gpu(device)
+    stages = read_stages(folder / ONNX_FOLDER)
+    source = moved(read_source(checkpoint, stages.precision, draft, stages.shapes.samples), gpu)
+    bars = _Bars()
+    with bars:
+        return selftest(library, gpu, folder, source, checkpoint_folder(checkpoint),
+                        Amount(clips=clips), cuda_device(gpu), replays, bars.show)
 
 
 def default_folder(profile: str, precision: str) -> Path:

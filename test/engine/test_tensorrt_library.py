@@ -17,7 +17,7 @@ import types
 import pytest
 from tensorrt_rig import FakeLibrary, install
 
-from rspec_planner.engine import tensorrt_memory
+from rspec_planner.engine import tensorrt_build, tensorrt_memory
 from rspec_planner.engine.tensorrt_library import (
     check_targets,
     find_flavour,
@@ -137,3 +137,34 @@ def test_the_peak_belongs_to_the_block():
     if not (first and second):
         pytest.skip('this kernel does not let a process reset its peak memory')
     assert first[0] - second[0] > 250 * 2**20
+
+
+class FakeConfig:
+    """A builder configuration of full TensorRT: what it does not have is not there."""
+
+    def __init__(self):
+        self.calls = []
+
+    def create_timing_cache(self, blob):
+        self.calls.append(('create', blob))
+        return 'cache'
+
+    def set_timing_cache(self, cache, ignore_mismatch):
+        self.calls.append(('set', cache, ignore_mismatch))
+
+
+@pytest.mark.parametrize('known', [b'', b'times'])
+def test_full_tensorrt_reads_its_timing_cache_and_has_no_targets(tmp_path, known):
+    path = tmp_path / 'timing.cache'
+    if known:
+        path.write_bytes(known)
+    config = FakeConfig()
+    network = types.SimpleNamespace(
+        library=types.SimpleNamespace(flavour=FULL, module=None),
+        builder=types.SimpleNamespace(create_builder_config=lambda: config))
+    made, flags = tensorrt_build._configure(network, ('90',), path, 'monitor')
+    assert made is config
+    assert flags == ()
+    assert config.calls == [('create', known), ('set', 'cache', False)]
+    assert (config.progress_monitor, config.max_aux_streams) == ('monitor', 0)
+    assert set(vars(config)) == {'calls', 'progress_monitor', 'max_aux_streams'}
