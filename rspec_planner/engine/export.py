@@ -24,6 +24,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 import hashlib
 from importlib import metadata
+import json
 import logging
 from pathlib import Path
 from typing import Any
@@ -195,9 +196,10 @@ def export_stages(target: Target, draft: Draft | None, shapes: StageShapes, prec
         progress(index, len(wanted))
         files.append(export_stage(stage, folder, precision))
     progress(len(wanted), len(wanted))
-    stages = StageSet(target.cfg.name, target.cfg.to_dict(),
-                      None if draft is None else draft.cfg.to_dict(), precision, shapes,
-                      dict(checkpoints), toolchain(), tuple(files))
+    config, drafted = json.loads(json.dumps([  # as it reads back: lists, no tuples
+        target.cfg.to_dict(), None if draft is None else draft.cfg.to_dict()]))
+    stages = StageSet(target.cfg.name, config, drafted, precision, shapes, dict(checkpoints),
+                      toolchain(), tuple(files))
     write_stages(stages, folder)
     return stages
 
