@@ -26,6 +26,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.nn.attention import sdpa_kernel, SDPBackend
 
 from rspec_planner.engine.cuda_frame import FrameBuffers
 from rspec_planner.engine.cuda_rows import half_tables, LayerWeights, Rows, RowShape
@@ -34,6 +35,10 @@ from rspec_planner.engine.kernels.select import Kernels
 from rspec_planner.model.rope import axis_of_angle, inverse_frequencies
 from rspec_planner.model.target import Target
 from rspec_planner.model.text import KVCache
+
+#: library kernels in the order of their speed at the R1 prefill, H200: 169 and 326 us a layer
+PREFILL_ATTENTION = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION,
+                     SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
 class DeviceTaps:
@@ -74,14 +79,14 @@ class _Text:
         self.tables = half_tables(cache.capacity, text.head_dim, text.rope_theta, target.device)
         self.dtype, self.device = target.dtype, target.device
 
-    def rows(self, count: int) -> Rows:
-        """Return the buffers of `count` rows."""
-        return Rows(RowShape.of(self.cfg, count), self.kernels, self.tables, self.dtype)
+    def rows(self, count: int, width: int = 0) -> Rows:
+        """Return the buffers of `count` rows, which round as `width` rows do."""
+        return Rows(RowShape.of(self.cfg, count, width), self.kernels, self.tables, self.dtype)
 
-    def choose(self, hidden: Tensor, best: Tensor) -> None:
+    def choose(self, hidden: Tensor, best: Tensor, width: int = 0) -> None:
         """Fill best with the target's choices behind hidden."""
         self.kernels.choose(hidden, self.head, best, norm=self.norm, eps=self.cfg.rms_norm_eps,
-                            forbidden=self.forbidden)
+                            forbidden=self.forbidden, width=width)
 
 
 class Verify(_Text):
@@ -89,13 +94,19 @@ class Verify(_Text):
 
     def __init__(self, target: Target, kernels: Kernels, frame: FrameBuffers, cache: KVCache,
                  taps: DeviceTaps, width: int,
-                 layers: Sequence[LayerWeights] | None = None) -> None:
-        """layers: others than the target's own, such as fp8 copies."""
+                 layers: Sequence[LayerWeights] | None = None, widest: int = 0) -> None:
+        """
+        Make the buffers of `width` rows.
+
+        layers: others than the target's own, such as fp8 copies. widest: the widest verify whose
+        choices must equal these bit for bit.
+        """
         super().__init__(target, kernels, frame, cache, taps)
         self.layers = list(layers) if layers is not None else self.layers
         self.ids, self.best = (torch.zeros(width, dtype=torch.int64, device=target.device)
                                for _ in range(2))
-        self.runner = self.rows(width)
+        self.widest = max(width, widest)
+        self.runner = self.rows(width, self.widest)
         self._staged = taps.staging(width)
         self._index = torch.arange(width, device=target.device)
         self._slots = torch.zeros_like(self._index)
@@ -116,7 +127,7 @@ class Verify(_Text):
             self.runner.layer(weights, x, out, start, angle, held,
                              {'start': start, 'cache': (held[0][0], held[1][0])})
             x = out
-        self.choose(x, self.best)
+        self.choose(x, self.best, self.widest)
         if self.taps.layers:
             torch.add(self._index, start, out=self._slots)
             self.taps.rows.index_copy_(0, self._slots, self._staged)
@@ -177,10 +188,11 @@ class Prefill(_Text):
     def _mix(self, q: Tensor, index: int) -> Tensor:
         """Return the causal attention (S, heads * d) of the prompt's rows."""
         count = q.shape[1]
-        mixed = functional.scaled_dot_product_attention(
-            q.transpose(1, 2), self.cache.keys[index][:, :, :count],
-            self.cache.values[index][:, :, :count], is_causal=True,
-            enable_gqa=self.cfg.num_heads != self.cfg.num_kv_heads)
+        with sdpa_kernel(PREFILL_ATTENTION, set_priority=True):
+            mixed = functional.scaled_dot_product_attention(
+                q.transpose(1, 2), self.cache.keys[index][:, :, :count],
+                self.cache.values[index][:, :, :count], is_causal=True,
+                enable_gqa=self.cfg.num_heads != self.cfg.num_kv_heads)
         return mixed.transpose(1, 2).reshape(count, -1)
 
     def _finish(self, weights: LayerWeights, hidden: Tensor, mixed: Tensor) -> Tensor:

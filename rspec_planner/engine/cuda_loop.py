@@ -76,13 +76,14 @@ class DeviceFrame:
             for layers in (target.text.layers, target.expert.layers))
         self.flow = Flow(target, self.kernels, self.frame, self.cache,
                          flow_steps or cfg.flow.num_steps, expert)
+        self._widest = width
         self._decode_with(target, draft, width)
 
     def _decode_with(self, target: Target, draft: Draft | None, width: int) -> None:
         """Wire verify and draft."""
         tokens, self.draft_model = target.cfg.tokens, draft
         self.verify = Verify(target, self.kernels, self.frame, self.cache, self.taps, width,
-                             self._layers)
+                             self._layers, self._widest)
         self.draft = None if draft is None else BlockDraft(draft, self.kernels, self.frame,
                                                            self.taps)
         self._idle = None if draft is not None else torch.full(
@@ -92,7 +93,11 @@ class DeviceFrame:
         self._wrong = tokens.pad
 
     def plain(self, target: Target, width: int = 1) -> DeviceFrame:
-        """Return a twin over the same buffers that decodes without a draft."""
+        """
+        Return a twin over the same buffers that decodes without a draft.
+
+        It says the same bit for bit, because its products use the tiles of this frame's verify.
+        """
         twin = copy(self)
         twin._decode_with(target, None, width)
         return twin

@@ -14,9 +14,9 @@
 """
 Decoder layers over a fixed small number of rows, every position read from device memory.
 
-Seven kernels a layer and no other operation: projections with the norm in front, rotary and
-K/V write, attention in two parts, output, gated MLP, each product with its residual. The same
-rows serve a verify, a draft's block, a flow step and the tail of a prefill.
+Nine kernels a layer and no other operation: two norms, projections, rotary and K/V write,
+attention in two parts, output, gated MLP, each product with its residual. The same rows serve a
+verify, a draft's block, a flow step and the tail of a prefill.
 """
 
 from __future__ import annotations
@@ -87,12 +87,13 @@ class RowShape:
     intermediate: int
     hidden: int
     eps: float
+    width: int = 0  # the widest rows that must round as these do
 
     @staticmethod
-    def of(cfg: TextConfig, rows: int) -> RowShape:
+    def of(cfg: TextConfig, rows: int, width: int = 0) -> RowShape:
         """Return the shape of `rows` text rows."""
         return RowShape(1, rows, cfg.num_heads, cfg.num_kv_heads, cfg.head_dim,
-                        cfg.intermediate_size, cfg.hidden_size, cfg.rms_norm_eps)
+                        cfg.intermediate_size, cfg.hidden_size, cfg.rms_norm_eps, width)
 
 
 def half_tables(rows: int, head_dim: int, theta: float,
@@ -138,7 +139,8 @@ class Rows:
     def project(self, weights: LayerWeights, x: Tensor) -> None:
         """Norm x and project queries, keys and values."""
         self.kernels.linear(x, weights.qkv, self._qkv.view(len(x), -1), norm=weights.input_norm,
-                            eps=self.shape.eps, scale=weights.scales.get('qkv'))
+                            eps=self.shape.eps, scale=weights.scales.get('qkv'),
+                            width=self.shape.width)
 
     def rotate(self, weights: LayerWeights, slot: Tensor, angle: Tensor,
                held: tuple[Tensor, Tensor]) -> None:
@@ -152,11 +154,11 @@ class Rows:
 
     def finish(self, weights: LayerWeights, x: Tensor, out: Tensor) -> None:
         """Run the part of a layer behind its attention, whose result is in `mixed`."""
-        kernels, eps = self.kernels, self.shape.eps
+        kernels, eps, width = self.kernels, self.shape.eps, self.shape.width
         scales = weights.scales
         kernels.linear(self.mixed, weights.out, self._middle, residual=x,
-                       scale=scales.get('out'))
+                       scale=scales.get('out'), width=width)
         kernels.linear(self._middle, weights.gate_up, self._gated, norm=weights.post_norm,
-                       eps=eps, gated=True, scale=scales.get('gate_up'))
+                       eps=eps, gated=True, scale=scales.get('gate_up'), width=width)
         kernels.linear(self._gated, weights.down, out, residual=self._middle,
-                       scale=scales.get('down'))
+                       scale=scales.get('down'), width=width)

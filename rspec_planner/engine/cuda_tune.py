@@ -29,7 +29,15 @@ import torch
 from torch import Tensor
 
 from rspec_planner.engine.cuda_graph import capture
-from rspec_planner.engine.kernels.linear import default_plan, linear, Plan, PLANS, row_tile
+from rspec_planner.engine.kernels.linear import (
+    default_plan,
+    linear,
+    Plan,
+    PLANS,
+    row_tile,
+    SHARED,
+    shared_bytes,
+)
 from rspec_planner.errors import EngineError
 
 REPEATS = 5
@@ -78,8 +86,12 @@ def candidates(product: Product, limit: int = 7) -> list[Plan]:
             bk = 64 if bm * 2 + bn * (1 + gated) > 256 or depth % 128 else 128
             deep = 6 if bn * bk * (1 + gated) <= 4096 else 4
             found.append(Plan(bn, bk, split, deep))
+            if gated:  # short enough for two programs on a multiprocessor
+                found.append(Plan(bn, bk, split, 3))
             deeper.append(Plan(bn, bk, split, deep + 1, 8 if bm >= 64 else 4))
-    return list(dict.fromkeys(found + deeper))[:limit]
+    size = product.weights[0].element_size()
+    return [plan for plan in dict.fromkeys(found + deeper)
+            if shared_bytes(plan, bm, gated, size) < SHARED][:limit]
 
 
 def measure(product: Product, plan: Plan) -> float:

@@ -15,9 +15,11 @@
 Compile every kernel launch of a frame at the R1 shapes for sm_90, on a machine without a GPU.
 
 A program of its own, because a process that interprets Triton kernels cannot compile them:
-python test/engine/compile_kernels.py prints one line a launch, the registers that spill last.
+python test/engine/compile_kernels.py prints one line a launch, the registers that spill last;
+with `widths`, nothing is compiled: one line says what each launch of a verify would compile.
 """
 
+from dataclasses import replace
 from pathlib import Path
 import re
 import subprocess
@@ -31,8 +33,12 @@ from triton.compiler import ASTSource
 from triton.runtime import jit
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from rspec_planner.engine.cuda_loop import DeviceFrame
+from rspec_planner.engine.cuda_random import random_target
+from rspec_planner.engine.kernels import linear
 from rspec_planner.engine.kernels.launch import overlapped
 from rspec_planner.engine.kernels.select import triton_kernels
+from rspec_planner.model.config import alpamayo_r1
 
 NAMES = {torch.bfloat16: 'bf16', torch.float32: 'fp32', torch.int64: 'i64', torch.int32: 'i32',
          torch.float8_e4m3fn: 'fp8e4nv'}
@@ -45,6 +51,7 @@ def compile_launch(kernel, arguments, keywords):
     bound = dict(zip(kernel.arg_names, arguments))
     bound.update({name: value for name, value in keywords.items() if name in kernel.arg_names})
     options = {name: value for name, value in keywords.items() if name not in bound}
+    runtime = {parameter.name for parameter in kernel.params if parameter.do_not_specialize}
     constant = {parameter.name for parameter in kernel.params if parameter.is_constexpr}
     signature, constexprs, attributes = {}, {}, {}
     for index, name in enumerate(kernel.arg_names):
@@ -52,11 +59,11 @@ def compile_launch(kernel, arguments, keywords):
         if isinstance(value, torch.Tensor):
             signature[name] = '*' + NAMES[value.dtype]
             attributes[index,] = [['tt.divisibility', 16]]
-        elif name in constant or value is None or value == 1:
+        elif name in constant or value is None or (value == 1 and name not in runtime):
             signature[name], constexprs[index,] = 'constexpr', value
         else:
             signature[name] = 'fp32' if isinstance(value, float) else 'i32'
-            if isinstance(value, int) and value % 16 == 0:
+            if isinstance(value, int) and value % 16 == 0 and name not in runtime:
                 attributes[index,] = [['tt.divisibility', 16]]
     made = triton.compile(ASTSource(kernel, signature, constexprs, attributes),
                           target=GPUTarget('cuda', 90, 32), options=options)
@@ -73,6 +80,39 @@ def intercept(kernel, grid):
         shared, stack = compile_launch(kernel, arguments, keywords)
         print(f'{kernel.fn.__name__} grid {grid} shared {shared} stack {stack}', flush=True)
     return launch
+
+
+def name_launch(kernel, grid):
+    """Print what decides the machine code of a launch, and its grid along the columns."""
+    def launch(*arguments, **keywords):
+        bound = {**dict(zip(kernel.arg_names, arguments)), **keywords}
+        told = []
+        for parameter in kernel.params:
+            value = bound.pop(parameter.name)
+            if isinstance(value, torch.Tensor):
+                told.append(f'{parameter.name}={NAMES[value.dtype]}')
+            elif parameter.is_constexpr or value is None:
+                told.append(f'{parameter.name}={value}')
+            elif not parameter.do_not_specialize and isinstance(value, int):
+                told.append(f'{parameter.name}={(value == 1, value % 16 == 0)}')
+        print(WIDTH[0], kernel.fn.__name__, *told, *sorted(bound.items()), flush=True)
+    return launch
+
+
+#: block of the draft and rows of the verify that `widths` is at
+WIDTH = ['']
+
+
+def verifies(kernels):
+    """Launch a verify of every width beside the widest, at the R1 shapes with two layers."""
+    cfg = alpamayo_r1()
+    cfg = replace(cfg, text=replace(cfg.text, num_layers=2))
+    target = random_target(cfg, torch.device('meta'), BF16)
+    for block in (16, 24):
+        frame = DeviceFrame(target, prompt_rows=3072, budget=32, kernels=kernels, width=block)
+        for width in (1, 7, block):
+            WIDTH[0] = f'{block} {width}'
+            frame.plain(target, width).verify()
 
 
 def meta(*sizes, dtype=BF16):
@@ -99,6 +139,12 @@ def launches(kernels):
                        whole(), whole(), q, cache[None], cache[None], EPS)
         kernels.attend(q, meta(rows, heads * 128), start=whole(), cache=(cache, cache), own=own,
                        causal=own is None)
+    wide = meta(128, 2048)  # two candidates
+    kernels.linear(wide, meta(4096, 2048), meta(128, 4096), norm=meta(2048), eps=EPS)
+    kernels.linear(wide, meta(16_512, 2048), meta(128, 8256), gated=True)
+    kernels.linear(meta(384, 2048), meta(2048, 2048), meta(384, 2048))  # six: the library's
+    large = linear.Plan(128, 128, 1, 7, 8)  # fits no GPU as it stands
+    linear.linear(wide, meta(4096, 2048), meta(128, 4096), plan=large)
     x = meta(16, 4096)
     kernels.linear(x, meta(6144, 4096, dtype=torch.float8_e4m3fn), meta(16, 6144),
                    norm=meta(4096), eps=EPS, scale=meta(6144, dtype=torch.float32))
@@ -114,6 +160,8 @@ def launches(kernels):
 
 
 if __name__ == '__main__':
-    jit.KernelInterface.__getitem__ = jit.JITFunction.__getitem__ = intercept
+    named = 'widths' in sys.argv
+    jit.KernelInterface.__getitem__ = jit.JITFunction.__getitem__ = (
+        name_launch if named else intercept)
     with overlapped('pdl' in sys.argv):
-        launches(triton_kernels())
+        (verifies if named else launches)(triton_kernels())

@@ -118,16 +118,25 @@ def test_rows_may_be_strided_and_weights_scaled(kernels):
 
 @KERNELS
 @DTYPES
-@pytest.mark.parametrize('rows', [1, 7, 16])
+@pytest.mark.parametrize('rows', [1, 7, 24])
 def test_a_row_does_not_depend_on_its_neighbours(kernels, dtype, rows):
     """A token decodes to the same bits alone and inside a block."""
     if kernels is REFERENCE:
         pytest.skip('library products of other shapes may round differently')
-    x, weight, norm = drawn(16, 256, dtype=dtype), drawn(96, 256, dtype=dtype), drawn(256)
-    outs = [poisoned(n, 96, dtype=dtype) for n in (16, rows)]
+    x, weight, norm = drawn(24, 256, dtype=dtype), drawn(96, 256, dtype=dtype), drawn(256)
+    outs = [poisoned(n, 96, dtype=dtype) for n in (24, rows)]
     for out in outs:
-        kernels.linear(x[:len(out)], weight, out, norm=norm, eps=1e-6)
+        kernels.linear(x[:len(out)], weight, out, norm=norm, eps=1e-6, width=24)
     assert torch.equal(outs[0][:rows], outs[1])
+
+
+def test_a_plan_too_large_for_the_gpu_is_cut_until_it_fits():
+    from rspec_planner.engine.kernels.linear import fitted, shared_bytes
+    small, large = Plan(32, 128, 2, 6), Plan(64, 64, 1, 4)
+    assert fitted(small, 16, False, 2, 232_448) == small
+    assert shared_bytes(large, 512, False) == 294_912  # refused by an H200
+    assert fitted(large, 512, False, 2, 232_448) == Plan(64, 64, 1, 3)
+    assert fitted(large, 512, False, 2, 101_376) == Plan(64, 32, 1, 2)
 
 
 def turned(x, cos, sin):
@@ -185,16 +194,17 @@ def test_causal_attention_reads_its_length_from_the_device(kernels, dtype, rows,
     assert error(out, attended(q[0], k, v, seen)) < bound(dtype)
 
 
-@pytest.mark.gpu  # the interpreter's products round by their shape
+@DTYPES
 @pytest.mark.parametrize('start', [60, 64, 120, 128, 250])
-def test_a_query_alone_equals_the_same_query_in_a_block(start):
-    kv, dim, rows = 2, 32, 8
-    q, k, v = (drawn(*shape, dtype=HALF, seed=seed) for seed, shape in enumerate((
+def test_a_query_alone_equals_the_same_query_in_a_block(dtype, start):
+    kv, dim, rows = 2, 32, 24
+    q, k, v = (drawn(*shape, dtype=dtype, seed=seed) for seed, shape in enumerate((
         (1, rows, 8, dim), (kv, 300, dim), (kv, 300, dim))))
-    block = poisoned(rows, 8 * dim, dtype=HALF)
+    block = poisoned(rows, 8 * dim, dtype=dtype)
     TRITON.attend(q, block, start=whole(start), cache=(k, v))
-    for row in range(rows):
-        alone = poisoned(1, 8 * dim, dtype=HALF)
+    # the interpreter's library products round by a row's place in the tile
+    for row in range(rows) if CUDA else (0, 16):
+        alone = poisoned(1, 8 * dim, dtype=dtype)
         TRITON.attend(q[:, row:row + 1].contiguous(), alone, start=whole(start + row),
                       cache=(k, v))
         assert torch.equal(alone[0], block[row])
@@ -265,11 +275,12 @@ def test_choose_takes_the_smaller_of_equal_rows_and_maps_ids(kernels):
 
 def test_plans_are_few_fit_and_survive_a_file(tmp_path):
     from rspec_planner.engine import cuda_tune
-    from rspec_planner.engine.kernels.linear import default_plan, PLANS
+    from rspec_planner.engine.kernels.linear import default_plan, PLANS, SHARED, shared_bytes
     from rspec_planner.errors import EngineError
     product = cuda_tune.Product('down', [torch.empty((4096, 12288), device='meta')], 16)
     plans = cuda_tune.candidates(product, 100)
     assert plans[0] == default_plan(*product.key)
+    assert all(shared_bytes(plan, 16, False) <= SHARED for plan in plans)
     assert len(set(plans)) == len(plans)
     assert all(plan.split <= 8 and 4096 % plan.bn == 0 for plan in plans)
     assert cuda_tune.candidates(product, 3) == plans[:3]

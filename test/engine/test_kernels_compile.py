@@ -27,16 +27,35 @@ pytest.importorskip('triton', reason='Triton is not installed: requirements-cuda
 LARGEST = 232_448
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize('mode', ['plain', 'pdl'])
-def test_every_launch_compiles_for_sm_90_without_spilling(mode):
+def printed(mode):
+    """Return what the program beside this file prints; it must not run interpreted."""
     script = Path(__file__).with_name('compile_kernels.py')
     environment = {name: value for name, value in os.environ.items()
                    if name != 'TRITON_INTERPRET'}
     done = subprocess.run([sys.executable, script, mode], capture_output=True, text=True,
                           env=environment)
     assert done.returncode == 0, done.stderr[-3000:]
-    found = re.findall(r'(\w+) grid .* shared (\d+) stack (\d+)', done.stdout)
+    return done.stdout
+
+
+def test_every_width_of_a_verify_runs_the_same_machine_code():
+    """A row's bits then cannot depend on how many rows run beside it."""
+    launches = {}
+    for line in printed('widths').splitlines():
+        block, width, launch = line.split(' ', 2)
+        launches.setdefault(block, {}).setdefault(width, []).append(launch)
+    for block in ('16', '24'):
+        one, seven, whole = (launches[block][width] for width in ('1', '7', block))
+        assert {line.split()[0] for line in whole} == {
+            '_norm', '_product', '_rotate', '_chunk', '_join', '_head', '_best'}
+        assert len(whole) == 2 * 9 + 2
+        assert one == seven == whole
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('mode', ['plain', 'pdl'])
+def test_every_launch_compiles_for_sm_90_without_spilling(mode):
+    found = re.findall(r'(\w+) grid .* shared (\d+) stack (\d+)', printed(mode))
     assert {'_product', '_rotate', '_chunk', '_join', '_head', '_best', '_norm', '_gate',
             '_begin', '_accept', '_replay'} == {name for name, _, _ in found}
     for name, shared, stack in found:

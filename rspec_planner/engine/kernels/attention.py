@@ -17,8 +17,10 @@ Attention of 1 to 64 rows over a static cache whose length lies in device memory
 
 The cache is cut into chunks of fixed size (split-KV), one program per chunk and KV head; the
 query heads of a group are rows of one tile, so that keys and values are read once. A second
-kernel joins the chunks by their log-sum-exp. Where a chunk ends does not depend on the length or
-on the number of rows, so a row's bits are the same whether it comes alone or in a block.
+kernel joins the chunks by their log-sum-exp. A causal tile always holds ROWS rows, those that
+nobody asked for masked, and the number of rows is an argument: one compiled kernel serves every
+width, so a row's bits are the same whether it comes alone or in a block. A tile as high as the
+block is not: from 64 rows on the compiler takes other matrix instructions and sums otherwise.
 """
 
 from __future__ import annotations
@@ -32,13 +34,15 @@ from rspec_planner.engine.kernels.launch import options
 
 CHUNK = 128
 TILE = 64
+#: rows of a causal tile
+ROWS = 16
 _LOG2E = 1.4426950408889634
 
 
-@triton.jit
+@triton.jit(do_not_specialize=['W'])
 def _rotate(qkv, q_norm, k_norm, cos, sin, slot, angle, q, keys, values, eps,
-            sample_stride, row_stride, kv_sample, kv_head,
-            W: tl.constexpr, HEADS: tl.constexpr, KV: tl.constexpr, HB: tl.constexpr,
+            sample_stride, row_stride, kv_sample, kv_head, W,
+            HEADS: tl.constexpr, KV: tl.constexpr, HB: tl.constexpr,
             D: tl.constexpr, PDL: tl.constexpr):
     row, block, sample = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     HALF: tl.constexpr = D // 2
@@ -84,8 +88,8 @@ def rotate(qkv: Tensor, norms: tuple[Tensor, Tensor], tables: tuple[Tensor, Tens
     kv = keys.shape[1]
     _rotate[(rows, heads // kv, samples)](
         qkv, norms[0], norms[1], tables[0], tables[1], slot, angle, qkv if q is None else q,
-        keys, values, eps, qkv.stride(0), qkv.stride(1), keys.stride(0), keys.stride(1),
-        W=rows, HEADS=heads - 2 * kv, KV=kv, HB=triton.next_power_of_2(kv), D=dim, num_warps=4,
+        keys, values, eps, qkv.stride(0), qkv.stride(1), keys.stride(0), keys.stride(1), rows,
+        HEADS=heads - 2 * kv, KV=kv, HB=triton.next_power_of_2(kv), D=dim, num_warps=4,
         **options())
 
 
@@ -114,21 +118,23 @@ def _scan(query, k_base, v_base, first, last, low, limit, scale, R: tl.constexpr
     return high, weight, acc
 
 
-@triton.jit
+@triton.jit(do_not_specialize=['W', 'blocks'])
 def _chunk(q, keys, values, own_keys, own_values, start, own_low, mixed, peak, total, scale,
-           cache_head, own_sample, own_head,
-           W: tl.constexpr, HEADS: tl.constexpr, KV: tl.constexpr, D: tl.constexpr,
+           cache_head, own_sample, own_head, W, blocks,
+           TW: tl.constexpr, HEADS: tl.constexpr, KV: tl.constexpr, D: tl.constexpr,
            R: tl.constexpr, BN: tl.constexpr, SIZE: tl.constexpr, CHUNKS: tl.constexpr,
            OWN: tl.constexpr, CAUSAL: tl.constexpr, PDL: tl.constexpr):
-    head, chunk, sample = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    head, chunk, unit = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     G: tl.constexpr = HEADS // KV
+    sample, ahead = unit // blocks, unit % blocks * TW
     rows, dims = tl.arange(0, R), tl.arange(0, D)
+    at = ahead + rows // G
     if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
-    place = (sample * W + rows // G) * HEADS + head * G + rows % G
-    query = tl.load(q + place[:, None] * D + dims[None, :], mask=(rows < W * G)[:, None],
-                    other=0.0)
+    place = (sample * W + at) * HEADS + head * G + rows % G
+    query = tl.load(q + place[:, None] * D + dims[None, :],
+                    mask=((rows < TW * G) & (at < W))[:, None], other=0.0)
     begin = tl.load(start).to(tl.int32)
     if chunk < CHUNKS:
         k_base = keys + head.to(tl.int64) * cache_head
@@ -137,29 +143,31 @@ def _chunk(q, keys, values, own_keys, own_values, start, own_low, mixed, peak, t
         limit = tl.zeros((R,), tl.int32) + begin
         last = tl.minimum(first + SIZE, begin)
         if CAUSAL:
-            limit += rows // G + 1
-            last = tl.minimum(first + SIZE, begin + W)
+            limit += at + 1
+            last = tl.minimum(first + SIZE, begin + tl.minimum(ahead + TW, W))
     else:
         k_base = own_keys + sample.to(tl.int64) * own_sample + head.to(tl.int64) * own_head
         v_base = own_values + sample.to(tl.int64) * own_sample + head.to(tl.int64) * own_head
         first, low, last = 0, tl.load(own_low).to(tl.int32), OWN
         limit = tl.zeros((R,), tl.int32) + OWN
     high, weight, acc = _scan(query, k_base, v_base, first, last, low, limit, scale, R, D, BN)
-    part = ((sample * (CHUNKS + (OWN > 0)) + chunk) * KV + head) * R
+    part = ((unit * (CHUNKS + (OWN > 0)) + chunk) * KV + head) * R
     tl.store(peak + part + rows, high)
     if first < last:
         tl.store(total + part + rows, weight)
         tl.store(mixed + (part + rows)[:, None] * D + dims[None, :], acc)
 
 
-@triton.jit
-def _join(mixed, peak, total, out, PARTS: tl.constexpr, PP: tl.constexpr, W: tl.constexpr,
+@triton.jit(do_not_specialize=['W', 'blocks'])
+def _join(mixed, peak, total, out, W, blocks, PARTS: tl.constexpr, PP: tl.constexpr,
+          TW: tl.constexpr,
           HEADS: tl.constexpr, KV: tl.constexpr, D: tl.constexpr, R: tl.constexpr,
           PDL: tl.constexpr):
     row, head, sample = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     G: tl.constexpr = HEADS // KV
     parts, dims = tl.arange(0, PP), tl.arange(0, D)
-    place = ((sample * PARTS + parts) * KV + head) * R + row
+    unit = sample * blocks + row // (TW * G)
+    place = ((unit * PARTS + parts) * KV + head) * R + row % (TW * G)
     if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
@@ -189,22 +197,22 @@ def _scratch(device: torch.device, rows: int, dim: int) -> tuple[Tensor, Tensor,
 def attend(q: Tensor, out: Tensor, *, start: Tensor, cache: tuple[Tensor, Tensor] | None = None,
            own: tuple[Tensor, Tensor] | None = None, causal: bool = True,
            own_low: Tensor | None = None) -> None:
-    """Fill out (Z * W, heads * d), see `reference.attend`; up to 64 rows, heads * W per group."""
+    """Fill out (Z * W, heads * d), see `reference.attend`; heads * W per group."""
     samples, rows, heads, dim = q.shape
     k, v = cache if cache is not None else (q, q)
     own_k, own_v = own if own is not None else (q, q)
     kv = k.shape[0] if cache is not None else own_k.shape[1]
     chunks = triton.cdiv(k.shape[1], CHUNK) if cache is not None else 0
     parts, owned = chunks + (own is not None), own_k.shape[2] if own is not None else 0
-    tile = max(16, triton.next_power_of_2(rows * heads // kv))
-    mixed, peak, total = _scratch(q.device, samples * parts * kv * tile, dim)
-    shape = {'W': rows, 'HEADS': heads, 'KV': kv, 'D': dim, 'R': tile}
-    _chunk[(kv, parts, samples)](
+    tall = ROWS if causal else rows
+    blocks, tile = triton.cdiv(rows, tall), max(16, triton.next_power_of_2(tall * heads // kv))
+    mixed, peak, total = _scratch(q.device, samples * blocks * parts * kv * tile, dim)
+    shape = {'TW': tall, 'HEADS': heads, 'KV': kv, 'D': dim, 'R': tile}
+    _chunk[(kv, parts, samples * blocks)](
         q, k, v, own_k, own_v, start, start if own_low is None else own_low, mixed, peak, total,
-        dim ** -0.5 * _LOG2E, k.stride(0), own_k.stride(0), own_k.stride(1), **shape, BN=TILE,
-        SIZE=CHUNK, CHUNKS=chunks, OWN=owned, CAUSAL=causal, num_warps=8 if tile > 64 else 4,
-        num_stages=2,
-        **options())
+        dim ** -0.5 * _LOG2E, k.stride(0), own_k.stride(0), own_k.stride(1), rows, blocks,
+        **shape, BN=TILE, SIZE=CHUNK, CHUNKS=chunks, OWN=owned, CAUSAL=causal,
+        num_warps=8 if tile > 64 else 4, num_stages=2, **options())
     _join[(rows * heads // kv, kv, samples)](
-        mixed, peak, total, out, PARTS=parts, PP=triton.next_power_of_2(parts), **shape,
-        num_warps=4, **options())
+        mixed, peak, total, out, rows, blocks, PARTS=parts, PP=triton.next_power_of_2(parts),
+        **shape, num_warps=4, **options())

@@ -17,18 +17,22 @@ Matrix products of 1 to 128 rows, whose time is that of reading the weights once
 
 A program owns BN columns and walks through K, or through one of SPLIT parts of it; the last one
 to arrive adds the parts up in a fixed order, so that the result never depends on who came last.
-The RMSNorm in front rides along: its weight is applied while loading, its 1 / rms at the end.
-All widths up to 16 rows run the same tile, so that a row's bits do not depend on its neighbours.
+The number of rows is an argument and no constant, and `width` fixes the tile: one compiled
+product serves every number of rows, so that a row's bits cannot depend on its neighbours. An
+RMSNorm in front is a pass of its own; inside the loop it cost more than it saved
+(docs/performance.md).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 
 import torch
 from torch import Tensor
 import triton
 import triton.language as tl
+from triton.runtime import driver
 
 from rspec_planner.engine.kernels.launch import options
 from rspec_planner.engine.kernels.rows import gate
@@ -52,6 +56,8 @@ MAX_SPLIT = 8
 MAX_ROWS = 128
 #: columns of the widest product that may be split, and so the size of the scratch
 _SPLIT_COLUMNS = 16_384
+#: bytes of shared memory that a program of an H100 or H200 may use, where no GPU can be asked
+SHARED = 232_448
 
 
 class Scratch:
@@ -59,7 +65,6 @@ class Scratch:
 
     def __init__(self, device: torch.device) -> None:
         self.parts = torch.empty(MAX_SPLIT * 128 * _SPLIT_COLUMNS, device=device)
-        self.squares = torch.empty(MAX_SPLIT * 128 * _SPLIT_COLUMNS // 16, device=device)
         self.counters = torch.zeros(_SPLIT_COLUMNS, dtype=torch.int32, device=device)
 
 
@@ -78,6 +83,30 @@ def row_tile(rows: int) -> int:
     return max(16, triton.next_power_of_2(rows))
 
 
+def shared_bytes(plan: Plan, bm: int, gated: bool, size: int = 2) -> int:
+    """Return the bytes of a plan's pipeline, whose elements have `size` bytes."""
+    return plan.stages * plan.bk * (bm + plan.bn * (1 + gated)) * size
+
+
+def fitted(plan: Plan, bm: int, gated: bool, size: int, most: int) -> Plan:
+    """Return the plan, its pipeline shortened and then its depth halved until it fits."""
+    while shared_bytes(plan, bm, gated, size) > most - 1024 and plan.bk > 16:
+        if plan.stages > 2:
+            plan = replace(plan, stages=plan.stages - 1)
+        else:
+            plan = replace(plan, bk=plan.bk // 2)
+    return plan
+
+
+@cache
+def _most_shared(device: torch.device) -> int:
+    """Return the bytes of shared memory that one program may use, as Triton counts them."""
+    if device.type != 'cuda':
+        return SHARED
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return int(driver.active.utils.get_device_properties(index)['max_shared_mem'])
+
+
 def default_plan(columns: int, depth: int, bm: int, gated: bool) -> Plan:
     """Return a plan that gives every multiprocessor of a large GPU one or two programs."""
     bn = 64 if columns >= 64 * 128 else 32
@@ -93,14 +122,13 @@ def default_plan(columns: int, depth: int, bm: int, gated: bool) -> Plan:
 
 
 @triton.jit
-def _walk(x, weight, norm, x_stride, rows, cols, first, last,
-          M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-          BK: tl.constexpr, NORM: tl.constexpr, GATED: tl.constexpr):
-    """Return the products of depth tiles first .. last - 1 and the sums of squares of x."""
+def _walk(x, weight, x_stride, rows, cols, first, last, M,
+          N: tl.constexpr, K: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+          BK: tl.constexpr, GATED: tl.constexpr):
+    """Return the products of depth tiles first .. last - 1."""
     FULL: tl.constexpr = K % BK == 0 and N % BN == 0
     row_ok, col_ok = (rows < M)[:, None], (cols < N)[:, None]
     acc, up = tl.zeros((BM, BN), tl.float32), tl.zeros((BM, BN), tl.float32)
-    square = tl.zeros((BM,), tl.float32)
     for step in range(first, last):
         k = step * BK + tl.arange(0, BK)
         spot = weight + cols.to(tl.int64)[:, None] * K + k[None, :]
@@ -111,11 +139,6 @@ def _walk(x, weight, norm, x_stride, rows, cols, first, last,
         else:
             w = tl.load(spot, mask=col_ok & k_ok, other=0.0)
             a = tl.load(x + rows[:, None] * x_stride + k[None, :], mask=row_ok & k_ok, other=0.0)
-        if NORM:
-            wide = a.to(tl.float32)
-            square += tl.sum(wide * wide, 1)
-            factor = tl.load(norm + k, mask=k < K, other=0.0).to(tl.float32)
-            a = (wide * factor[None, :]).to(x.dtype.element_ty)
         acc = tl.dot(a, tl.trans(w.to(a.dtype)), acc, input_precision='ieee')
         if GATED:
             if FULL:
@@ -123,27 +146,25 @@ def _walk(x, weight, norm, x_stride, rows, cols, first, last,
             else:
                 w = tl.load(spot + N * K, mask=col_ok & k_ok, other=0.0)
             up = tl.dot(a, tl.trans(w.to(a.dtype)), up, input_precision='ieee')
-    return acc, up, square
+    return acc, up
 
 
 @triton.jit
-def _merge(acc, square, parts, squares, counters, tile, part, rows, cols,
+def _merge(acc, parts, counters, tile, part, rows, cols,
            N: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, SPLIT: tl.constexpr):
-    """Hand in one part; return whether it was the last, and then the sums of all parts."""
+    """Hand in one part; return whether it was the last, and then the sum of all parts."""
     ok = (cols < N)[None, :]
-    spot, side = rows[:, None] * N + cols[None, :], tile * SPLIT * BM + rows
+    spot = rows[:, None] * N + cols[None, :]
     tl.store(parts + part * BM * N + spot, acc, mask=ok)
-    tl.store(squares + part * BM + side, square)
     tl.debug_barrier()
     mine = tl.atomic_add(counters + tile, 1) == SPLIT - 1
     if mine:
-        acc, square = tl.zeros((BM, BN), tl.float32), tl.zeros((BM,), tl.float32)
+        acc = tl.zeros((BM, BN), tl.float32)
         for other in range(SPLIT):  # past the level-1 cache: others wrote these
             acc += tl.load(parts + other * BM * N + spot, mask=ok, other=0.0,
                            cache_modifier='.cg')
-            square += tl.load(squares + other * BM + side, cache_modifier='.cg')
         tl.store(counters + tile, 0)
-    return mine, acc, square
+    return mine, acc
 
 
 @triton.jit
@@ -155,11 +176,11 @@ def _prefetch(weight, cols, first, N: tl.constexpr, K: tl.constexpr, LINES: tl.c
                               [spot.to(tl.int64)], dtype=tl.int32, is_pure=False, pack=1)
 
 
-@triton.jit
-def _product(x, weight, scale, norm, residual, out, parts, squares, counters, eps,
-             x_stride, residual_stride, out_stride,
-             M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, BM: tl.constexpr,
-             BN: tl.constexpr, BK: tl.constexpr, SPLIT: tl.constexpr, NORM: tl.constexpr,
+@triton.jit(do_not_specialize=['M'])
+def _product(x, weight, scale, residual, out, parts, counters,
+             x_stride, residual_stride, out_stride, M,
+             N: tl.constexpr, K: tl.constexpr, BM: tl.constexpr,
+             BN: tl.constexpr, BK: tl.constexpr, SPLIT: tl.constexpr,
              RESIDUAL: tl.constexpr, GATED: tl.constexpr, SCALED: tl.constexpr,
              PDL: tl.constexpr):
     tile, part = tl.program_id(0), tl.program_id(1)
@@ -170,18 +191,13 @@ def _product(x, weight, scale, norm, residual, out, parts, squares, counters, ep
         _prefetch(weight, cols, part * PER * BK, N, K, 8)
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
-    acc, up, square = _walk(x, weight, norm, x_stride, rows, cols, part * PER,
-                            tl.minimum(part * PER + PER, TILES), M, N, K, BM, BN, BK, NORM,
-                            GATED)
+    acc, up = _walk(x, weight, x_stride, rows, cols, part * PER,
+                    tl.minimum(part * PER + PER, TILES), M, N, K, BM, BN, BK, GATED)
     mine = True
     if SPLIT > 1:
-        mine, acc, square = _merge(acc, square, parts, squares, counters, tile, part, rows, cols,
-                                   N, BM, BN, SPLIT)
+        mine, acc = _merge(acc, parts, counters, tile, part, rows, cols, N, BM, BN, SPLIT)
     if mine:
         ok = (rows < M)[:, None] & (cols < N)[None, :]
-        if NORM:
-            root = tl.rsqrt(square / K + eps)[:, None]
-            acc, up = acc * root, up * root
         if SCALED:
             acc *= tl.load(scale + cols, mask=cols < N, other=0.0)[None, :]
         if GATED:
@@ -197,32 +213,37 @@ def _product(x, weight, scale, norm, residual, out, parts, squares, counters, ep
 
 def linear(x: Tensor, weight: Tensor, out: Tensor, *, norm: Tensor | None = None,
            eps: float = 0.0, residual: Tensor | None = None, gated: bool = False,
-           scale: Tensor | None = None, plan: Plan | None = None) -> None:
-    """Fill out (M, N), see `reference.linear`; from MAX_ROWS on through the library's product."""
+           scale: Tensor | None = None, width: int = 0, plan: Plan | None = None) -> None:
+    """
+    Fill out (M, N), see `reference.linear`; above MAX_ROWS rows through the library's product.
+
+    width: the tile of so many rows, where M is fewer.
+    """
+    if norm is not None:
+        normed = torch.empty_like(x, memory_format=torch.contiguous_format)
+        rms_norm(x, norm, normed, eps)
+        x = normed
     rows, depth = x.shape
-    if rows > MAX_ROWS:
-        _library(x, weight, out, norm, eps, residual, gated, scale)
+    if max(rows, width) > MAX_ROWS:
+        _library(x, weight, out, residual, gated, scale)
         return
-    columns, bm = out.shape[1], row_tile(rows)
+    columns, bm = out.shape[1], row_tile(max(rows, width))
     plan = plan or PLANS.get((columns, depth, bm, gated)) or default_plan(columns, depth, bm,
                                                                           gated)
+    plan = fitted(plan, bm, gated, x.element_size(), _most_shared(x.device))
     held = scratch(x.device)
     grid = (triton.cdiv(columns, plan.bn), plan.split)
     _product[grid](
-        x, weight, scale, norm, residual, out, held.parts, held.squares, held.counters, eps,
-        x.stride(0), residual.stride(0) if residual is not None else 0, out.stride(0),
-        M=rows, N=columns, K=depth, BM=bm, BN=plan.bn, BK=plan.bk, SPLIT=plan.split,
-        NORM=norm is not None, RESIDUAL=residual is not None, GATED=gated,
+        x, weight, scale, residual, out, held.parts, held.counters,
+        x.stride(0), residual.stride(0) if residual is not None else 0, out.stride(0), rows,
+        N=columns, K=depth, BM=bm, BN=plan.bn, BK=plan.bk, SPLIT=plan.split,
+        RESIDUAL=residual is not None, GATED=gated,
         SCALED=scale is not None, num_warps=plan.warps, num_stages=plan.stages, **options())
 
 
-def _library(x: Tensor, weight: Tensor, out: Tensor, norm: Tensor | None, eps: float,
-             residual: Tensor | None, gated: bool, scale: Tensor | None) -> None:
+def _library(x: Tensor, weight: Tensor, out: Tensor, residual: Tensor | None, gated: bool,
+             scale: Tensor | None) -> None:
     """Fill out (M, N) where arithmetic, not memory, is the limit."""
-    if norm is not None:
-        normed = torch.empty_like(x)
-        rms_norm(x, norm, normed, eps)
-        x = normed
     product = torch.mm(x, weight.to(x.dtype).t())
     if scale is not None:
         product = (product * scale).to(x.dtype)

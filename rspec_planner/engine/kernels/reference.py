@@ -38,13 +38,14 @@ def _wide(x: Tensor) -> Tensor:
 
 def linear(x: Tensor, weight: Tensor, out: Tensor, *, norm: Tensor | None = None,
            eps: float = 0.0, residual: Tensor | None = None, gated: bool = False,
-           scale: Tensor | None = None) -> None:
+           scale: Tensor | None = None, width: int = 0) -> None:
     """
     Fill out (M, N) with x (M, K) times weight (N, K) transposed.
 
     norm: (K,), x goes through an RMSNorm of this weight first. residual: (M, N), added.
     gated: weight is (2 N, K), gate above up, and out = silu(gate) * up. scale: (rows of weight,)
-    fp32 factors of an fp8 weight.
+    fp32 factors of an fp8 weight. width: the most rows whose results must equal these bit for
+    bit, for kernels whose rounding would depend on M.
     """
     wide = _wide(x)
     if norm is not None:
@@ -139,12 +140,14 @@ def attend(q: Tensor, out: Tensor, *, start: Tensor, cache: tuple[Tensor, Tensor
 
 
 def choose(x: Tensor, weight: Tensor, best: Tensor, *, norm: Tensor, eps: float,
-           forbidden: tuple[int, int] = (0, 0), ids: Tensor | None = None) -> None:
+           forbidden: tuple[int, int] = (0, 0), ids: Tensor | None = None,
+           width: int = 0) -> None:
     """
     Fill best (M,) int64 with the most likely token of each row of x (M, K).
 
     Final norm (K,), head weight (V, K) and argmax, of which ids in [forbidden[0], forbidden[1])
     are no candidates. ids: (V,) target ids of a reduced head. Equal logits: the smaller row.
+    width: as in `linear`.
     """
     wide = _wide(x)
     wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * _wide(norm)

@@ -29,8 +29,8 @@ HEAD_DEPTH = 128
 _BIG = tl.constexpr(1 << 30)
 
 
-@triton.jit
-def _head(x, weight, norm, top, arg, x_stride, first, gap, M: tl.constexpr, N: tl.constexpr,
+@triton.jit(do_not_specialize=['M'])
+def _head(x, weight, norm, top, arg, x_stride, first, gap, M, N: tl.constexpr,
           K: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
           PDL: tl.constexpr):
     tile, tiles = tl.program_id(0), tl.num_programs(0)
@@ -85,10 +85,12 @@ def _scratch(device: torch.device, size: int) -> tuple[Tensor, Tensor]:
 
 
 def choose(x: Tensor, weight: Tensor, best: Tensor, *, norm: Tensor, eps: float,
-           forbidden: tuple[int, int] = (0, 0), ids: Tensor | None = None) -> None:
+           forbidden: tuple[int, int] = (0, 0), ids: Tensor | None = None,
+           width: int = 0) -> None:
     """
     Fill best (M,), see `reference.choose`; no logits are written.
 
+    width: the tile of so many rows, where M is fewer: as in `linear`, one kernel for all M.
     The scale of an RMSNorm moves no maximum, so only its weight is applied and eps is not read.
     """
     rows, depth = x.shape
@@ -96,8 +98,9 @@ def choose(x: Tensor, weight: Tensor, best: Tensor, *, norm: Tensor, eps: float,
     allowed = len(weight) - gap
     tiles = triton.cdiv(allowed, HEAD_COLUMNS)
     top, arg = _scratch(x.device, rows * tiles)
-    _head[(tiles,)](x, weight, norm, top, arg, x.stride(0), first, gap, M=rows, N=allowed,
-                    K=depth, BM=max(16, triton.next_power_of_2(rows)), BN=HEAD_COLUMNS,
+    _head[(tiles,)](x, weight, norm, top, arg, x.stride(0), first, gap, rows, N=allowed,
+                    K=depth, BM=max(16, triton.next_power_of_2(max(rows, width))),
+                    BN=HEAD_COLUMNS,
                     BK=HEAD_DEPTH, num_warps=4, num_stages=4, **options())
     _best[(rows,)](top, arg, best if ids is None else ids, best, TILES=tiles,
                    PT=triton.next_power_of_2(tiles), MAPPED=ids is not None, num_warps=8,
