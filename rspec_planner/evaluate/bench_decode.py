@@ -125,6 +125,7 @@ class Way:
         frame.numbers.copy_(saved)
         if self.schedule is not None:
             bed.play(text, self.schedule.committed[index])
+        if text:  # it ends the context itself, as a trained target's does
             frame.at(Slot.END_ID).fill_(text[-1])
         self.times.append(self.runner.decode())
         result = frame.result()
@@ -289,7 +290,12 @@ def allocated(device: torch.device) -> int:
 
 def _measure(bed: Bed, ways: dict[str, Way], planned: dict[str, Schedule], frames: int
              ) -> tuple[dict[str, Any], list[float], int]:
-    """Decode every frame in every way, in turns; return reports, prefill times, allocations."""
+    """
+    Decode every frame in every way, in turns; return reports, prefill times, allocations.
+
+    The text comes from decoding one token a forward, whose time is not counted, so that no way
+    alone follows the prefill or closes a context that its text did not end.
+    """
     numbers, first, *others = bed.frame.frame.numbers, *ways.values()
     saved = torch.zeros_like(numbers)
     prefill, grown = [], 0
@@ -302,10 +308,10 @@ def _measure(bed: Bed, ways: dict[str, Way], planned: dict[str, Schedule], frame
         saved.copy_(numbers)
         for tokens in texts:
             saved[Slot.LIMIT] = tokens
-            said = first.decode(bed, saved, (), index)
-            for way in others:
-                if way.schedule is not None and way.schedule.tokens[index] == tokens:
-                    saved[Slot.LIMIT] = len(said)
+            said = Way(first.runner, None).decode(bed, saved, (), index)
+            saved[Slot.LIMIT] = len(said)
+            for way in (first, *others):
+                if way.schedule is None or way.schedule.tokens[index] == tokens:
                     way.decode(bed, saved, said, index)
         if index:
             grown += allocated(bed.target.device) - before
