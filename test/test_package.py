@@ -30,13 +30,13 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / 'rspec_planner'
 
 #: import name -> distribution, where they differ
-DISTRIBUTIONS = {'cv2': 'opencv-python-headless', 'yaml': 'PyYAML', 'mcap_ros2':
-                 'mcap-ros2-support'}
+DISTRIBUTIONS = {'cuda': 'cuda-bindings', 'cv2': 'opencv-python-headless', 'yaml': 'PyYAML',
+                 'mcap_ros2': 'mcap-ros2-support'}
 #: from a ROS installation or its wheels; launch files run under ROS only
 ROS_MODULES = re.compile(r'rclpy|rcl_interfaces|builtin_interfaces|\w+_msgs|launch|launch_ros'
-                         r'|ament_index_python')
-#: imported only where they are installed
-OPTIONAL = {'tensorrt', 'tensorrt_rtx'}
+                         r'|ament_index_python|rosidl_\w+')
+#: imported where they are needed, each with its own remedy: runtimes, and baselines of benches
+OPTIONAL = {'tensorrt', 'tensorrt_rtx', 'dflash', 'transformers'}
 
 needs_make = pytest.mark.skipif(shutil.which('make') is None, reason='make is not installed')
 
@@ -78,13 +78,13 @@ def test_manifest_declares_every_ros_package_that_is_imported(manifest):
 
 def test_requirements_are_pinned_and_complete():
     pinned = {}
-    for name in ('requirements.txt', 'requirements-ros.txt', 'requirements-dev.txt'):
-        for line in (ROOT / name).read_text().splitlines():
+    for path in sorted(ROOT.glob('requirements*.txt')):
+        for line in path.read_text().splitlines():
             text = line.split('#')[0].strip()
-            if text:
-                match = re.fullmatch(r'([A-Za-z0-9_.-]+)(\[\w+\])?==[\w.]+', text)
-                assert match, f'{name}: {line}'
-                pinned.setdefault(name, set()).add(match[1].lower())
+            if text and not text.startswith('-r '):
+                match = re.fullmatch(r'([A-Za-z0-9_.-]+)(\[\w+\])?==[\w.]+(; .+)?', text)
+                assert match, f'{path.name}: {line}'
+                pinned.setdefault(path.name, set()).add(match[1].lower())
     ours = {'rspec_planner'} | {p.stem for p in (ROOT / 'test').rglob('*.py')}
 
     def missing(folder, files):
@@ -92,8 +92,9 @@ def test_requirements_are_pinned_and_complete():
         return sorted(n for n in top_level_imports(folder) - sys.stdlib_module_names - ours
                       if not ROS_MODULES.fullmatch(n) and n not in OPTIONAL
                       and DISTRIBUTIONS.get(n, n).lower() not in have)
-    assert missing('rspec_planner', ['requirements.txt']) == []
-    assert missing('test', ['requirements.txt', 'requirements-dev.txt']) == []
+    run_time = ['requirements.txt', 'requirements-engine.txt', 'requirements-cuda.txt']
+    assert missing('rspec_planner', run_time) == []
+    assert missing('test', [*run_time, 'requirements-dev.txt']) == []
 
 
 def test_executables_go_where_ros_looks():

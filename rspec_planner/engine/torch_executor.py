@@ -249,7 +249,7 @@ def _run(target: Target, hidden: Tensor, cos: Tensor, sin: Tensor, cache: KVCach
         plain: Tensor = target.text(hidden, cos, sin, cache, start, **options)
         return plain
     out, parts = target.text(hidden, cos, sin, cache, start, taps=taps.layers, **options)
-    taps.write(parts, start)
+    taps.write(parts, start, hidden.shape[1])
     chosen: Tensor = out
     return chosen
 

@@ -311,11 +311,11 @@ class _TapFan:
         self._buffers = buffers
         self.layers = tuple(sorted({layer for taps in buffers for layer in taps.layers}))
 
-    def write(self, parts: Sequence[Tensor], start: int | Tensor) -> None:
-        """Store what one forward gave; every layer has all rows."""
+    def write(self, parts: Sequence[Tensor], start: int | Tensor, count: int) -> None:
+        """Store what one forward of `count` rows gave."""
         given = dict(zip(self.layers, parts))
         for taps in self._buffers:
-            taps.write([given[layer] for layer in taps.layers], start)
+            taps.write([given[layer] for layer in taps.layers], start, count)
 
 
 class _Junk:

@@ -37,15 +37,14 @@ class TapBuffer:
         self.rows = torch.zeros((len(layers), batch, capacity, hidden), dtype=dtype,
                                 device=device)
 
-    def write(self, parts: Sequence[Tensor], start: int | Tensor) -> None:
+    def write(self, parts: Sequence[Tensor], start: int | Tensor, count: int) -> None:
         """
-        Store what one forward gave.
+        Store what one forward of `count` rows gave.
 
         parts: n_f tensors (B, S, hidden) in the order of `layers`. start: the row of the first
-        position, or the positions (S,) int64 on the device. A part with fewer rows than the
-        longest one, a last layer that ran for the last rows only, ends at the same position.
+        position, or the positions (count,) int64 on the device. A part with fewer rows, a last
+        layer that ran for the last rows only, ends at the same position.
         """
-        count = max((part.shape[1] for part in parts), default=0)
         for rows, part in zip(self.rows, parts):
             skipped = count - part.shape[1]
             if isinstance(start, Tensor):

@@ -27,7 +27,7 @@ def parts(*rows):
 def test_rows_lie_at_their_positions(on_device):
     taps = TapBuffer((0, 2), 2, 12, 5)
     given = parts(3, 3)
-    taps.write(given, torch.arange(4, 7) if on_device else 4)
+    taps.write(given, torch.arange(4, 7) if on_device else 4, 3)
     assert torch.equal(taps.rows[:, :, 4:7], torch.stack(given))
     assert not taps.rows[:, :, :4].any() and not taps.rows[:, :, 7:].any()
 
@@ -36,18 +36,26 @@ def test_rows_lie_at_their_positions(on_device):
 def test_a_shorter_part_ends_at_the_same_position(on_device):
     taps = TapBuffer((1, 3), 2, 12, 5)
     given = parts(6, 2)
-    taps.write(given, torch.arange(1, 7) if on_device else 1)
+    taps.write(given, torch.arange(1, 7) if on_device else 1, 6)
     assert torch.equal(taps.rows[0, :, 1:7], given[0])
     assert torch.equal(taps.rows[1, :, 5:7], given[1])
     assert not taps.rows[1, :, :5].any()
+
+
+def test_a_lone_shorter_part_ends_where_the_forward_does():
+    taps = TapBuffer((3,), 2, 12, 5)
+    given = parts(2)
+    taps.write(given, 1, 6)
+    assert torch.equal(taps.rows[0, :, 5:7], given[0])
+    assert not taps.rows[0, :, :5].any()
 
 
 def test_writing_keeps_the_buffer_and_its_dtype():
     taps = TapBuffer((1,), 2, 8, 5, torch.bfloat16)
     address = taps.rows.data_ptr()
     given = parts(2)
-    taps.write(given, 0)
-    taps.write(given, torch.arange(2, 4))
+    taps.write(given, 0, 2)
+    taps.write(given, torch.arange(2, 4), 2)
     assert taps.rows.data_ptr() == address
     assert torch.equal(taps.rows[0, :, :2], given[0].bfloat16())
     assert torch.equal(taps.rows[0, :, :2], taps.rows[0, :, 2:4])
