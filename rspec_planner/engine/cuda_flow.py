@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -45,17 +46,18 @@ class Flow:
         text, expert = target.cfg.text, target.expert
         samples, waypoints, _ = frame.noise.shape
         self._frame, self._cache, self._kernels, self._steps = frame, cache, kernels, steps
-        self._layers = list(layers) if layers is not None else [
+        self.layers = list(layers) if layers is not None else [
             LayerWeights.of(layer) for layer in expert.layers]
         shape = RowShape(samples, waypoints, target.cfg.expert.num_heads, text.num_kv_heads,
                          text.head_dim, target.cfg.expert.intermediate_size,
                          target.cfg.expert.hidden_size, text.rms_norm_eps)
         tables = half_tables(cache.capacity + waypoints, text.head_dim, text.rope_theta,
                              target.device)
-        self._rows = Rows(shape, kernels, tables, target.dtype)
+        self.rows = Rows(shape, kernels, tables, target.dtype)
         own = (samples, text.num_kv_heads, waypoints, text.head_dim)
-        self._own = [torch.zeros(own, dtype=target.dtype, device=target.device)
-                     for _ in range(2)]
+        keys, values = (torch.zeros(own, dtype=target.dtype, device=target.device)
+                        for _ in range(2))
+        self.own = keys, values  # of the waypoints, overwritten in every layer
         self._entry = _Entry(expert.action_in_proj, steps, target.dtype)
         self._norm = expert.norm.weight.detach()
         self._out = expert.action_out_proj
@@ -68,18 +70,20 @@ class Flow:
         for step in range(self._steps):
             actions.add_(self._velocity(actions, step), alpha=1.0 / self._steps)
 
+    def view(self, index: int) -> dict[str, Any]:
+        """Return what the waypoints see in a layer, arguments of `reference.attend`."""
+        frame, cache = self._frame, self._cache
+        return {'start': frame.at(Slot.CONTEXT), 'own': self.own, 'causal': False,
+                'own_low': frame.at(Slot.ZERO),
+                'cache': (cache.keys[index, 0], cache.values[index, 0])}
+
     def _velocity(self, noisy: Tensor, step: int) -> Tensor:
         """Return the velocity (Z, W, 2) fp32 at one of the steps' times."""
         frame, x = self._frame, self._entry(noisy, step)
-        length, angle = frame.at(Slot.CONTEXT), frame.at(Slot.CONTEXT_ANGLE)
-        own = (self._own[0], self._own[1])
-        for index, weights in enumerate(self._layers):
-            view = {'start': length, 'own': own, 'causal': False,
-                    'own_low': frame.at(Slot.ZERO),
-                    'cache': (self._cache.keys[index, 0], self._cache.values[index, 0])}
-            self._rows.layer(weights, x, self._rows.hidden, frame.at(Slot.ZERO), angle, own,
-                             view)
-            x = self._rows.hidden
+        for index, weights in enumerate(self.layers):
+            self.rows.layer(weights, x, self.rows.hidden, frame.at(Slot.ZERO),
+                            frame.at(Slot.CONTEXT_ANGLE), self.own, self.view(index))
+            x = self.rows.hidden
         normed = torch.empty_like(x)
         self._kernels.norm(x, self._norm, normed, self._eps)
         out: Tensor = self._out(normed)

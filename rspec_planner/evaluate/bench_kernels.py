@@ -20,7 +20,7 @@ the profile's shapes, through the Triton kernels and through their PyTorch refer
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ from torch.nn.attention import sdpa_kernel, SDPBackend
 
 from rspec_planner.engine.cuda_loop import DeviceFrame
 from rspec_planner.engine.cuda_random import random_draft, random_target
-from rspec_planner.engine.cuda_rows import LayerWeights
+from rspec_planner.engine.cuda_rows import LayerWeights, Rows
 from rspec_planner.engine.kernels.frame import Slot
 from rspec_planner.engine.kernels.select import kernels_for, REFERENCE
 from rspec_planner.evaluate.bench import hardware
@@ -138,40 +138,44 @@ def products(bed: Bed) -> list[Any]:
 
 
 def kernel_times(bed: Bed) -> dict[str, float]:
-    """Return the median microseconds of each kernel of a verify, over the layers in turn."""
-    frame, verify = bed.frame, bed.frame.verify
-    rows, count = verify.runner, len(verify.layers)
-    start, angle = frame.frame.at(Slot.START), frame.frame.at(Slot.ANGLE)
+    """Return the median microseconds of each kernel of a verify and of a flow step."""
+    frame, verify, flow = bed.frame, bed.frame.verify, bed.frame.flow
+    numbers, cache = frame.frame, frame.cache
+    start, angle, zero = (numbers.at(slot) for slot in (Slot.START, Slot.ANGLE, Slot.ZERO))
+    numbers.at(Slot.CONTEXT).copy_(numbers.at(Slot.P) + 1)
+    turned = numbers.at(Slot.CONTEXT) + numbers.at(Slot.ROPE_DELTA)
+    found = layer_times(bed, verify.runner, verify.layers, (start, angle), [
+        (cache.keys[index], cache.values[index]) for index in range(len(verify.layers))], [
+        {'start': start, 'cache': (cache.keys[index, 0], cache.values[index, 0])}
+        for index in range(len(verify.layers))])
+    found['head + argmax'] = 1e3 * repeat(
+        bed, lambda: verify.choose(verify.runner.hidden, verify.best), 10)['p50']
+    found['accept'] = 1e3 * repeat(bed, lambda: frame.kernels.accept(
+        numbers.numbers, numbers.tokens, verify.ids, verify.best, numbers.stops,
+        numbers.counts), 10)['p50']
+    count = len(flow.layers)
+    of_flow = layer_times(bed, flow.rows, flow.layers, (zero, turned), [flow.own] * count,
+                          [flow.view(index) for index in range(count)])
+    return {**found, **{f'flow, {name}': value for name, value in of_flow.items()}}
 
+
+def layer_times(bed: Bed, rows: Rows, layers: Sequence[LayerWeights],
+                at: tuple[Tensor, Tensor], held: Sequence[tuple[Tensor, Tensor]],
+                views: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """Return the median microseconds of each kernel of a layer, over the layers in turn."""
     def each(work: Callable[[int], None]) -> Callable[[], None]:
         def run() -> None:
-            for index in range(count):
+            for index in range(len(layers)):
                 work(index)
         return run
 
-    def attention(index: int) -> None:
-        rows.attend({'start': start, 'cache': (frame.cache.keys[index, 0],
-                                               frame.cache.values[index, 0])})
-
-    def rotary(index: int) -> None:
-        rows.rotate(verify.layers[index], start, angle,
-                    (frame.cache.keys[index], frame.cache.values[index]))
-
-    def projection(index: int) -> None:
-        rows.project(verify.layers[index], rows.hidden)
-
-    def rest(index: int) -> None:
-        rows.finish(verify.layers[index], rows.hidden, rows.hidden)
-
-    found = {name: 1e3 * repeat(bed, each(work), 10)['p50'] / count for name, work in (
-        ('norm + qkv', projection), ('rotary + K/V write', rotary), ('attention', attention),
-        ('out + gated mlp', rest))}
-    found['head + argmax'] = 1e3 * repeat(
-        bed, lambda: verify.choose(rows.hidden, verify.best), 10)['p50']
-    found['accept'] = 1e3 * repeat(bed, lambda: frame.kernels.accept(
-        frame.frame.numbers, frame.frame.tokens, verify.ids, verify.best, frame.frame.stops,
-        frame.frame.counts), 10)['p50']
-    return found
+    works: dict[str, Callable[[int], None]] = {
+        'norm + qkv': lambda index: rows.project(layers[index], rows.hidden),
+        'rotary + K/V write': lambda index: rows.rotate(layers[index], *at, held[index]),
+        'attention': lambda index: rows.attend(views[index]),
+        'out + gated mlp': lambda index: rows.finish(layers[index], rows.hidden, rows.hidden)}
+    return {name: 1e3 * repeat(bed, each(work), 10)['p50'] / len(layers)
+            for name, work in works.items()}
 
 
 def prefill_attention(bed: Bed) -> dict[str, float]:
