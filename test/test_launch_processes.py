@@ -143,14 +143,15 @@ def test_every_argument_of_the_planner_takes_effect(peer, tmp_path):
 
         def subscribed():
             return {topic for topic, _ in peer.get_subscriber_names_and_types_by_node(*names)}
-        wait_until(lambda: '/my/odometry' in subscribed() or not child.running,
-                   'the configuration', 60)
+        inputs = {'/my/odometry', '/my/left/image_raw', '/my/left/image_raw/compressed',
+                  '/clock', '/sensing/camera/front_wide/image_raw',
+                  '/car1/rspec_planner/input/navigation_text'}
+        outputs = {'/my/path', '/car1/rspec_planner/output/trajectory',
+                   '/car1/rspec_planner/debug/marker'}
+        # endpoints become known one by one
+        wait_until(lambda: inputs <= subscribed() and outputs <= published()
+                   or not child.running, 'the inputs and outputs', 60)
         assert child.running, child.tail()
-        assert {'/my/left/image_raw', '/my/left/image_raw/compressed', '/clock',
-                '/sensing/camera/front_wide/image_raw',
-                '/car1/rspec_planner/input/navigation_text'} <= subscribed()
-        assert {'/my/path', '/car1/rspec_planner/output/trajectory',
-                '/car1/rspec_planner/debug/marker'} <= published()
         assert parameter(peer, '/car1/rspec_planner', 'planning.rate_hz').double_value == 5.0
         assert parameter(peer, '/car1/rspec_planner', 'use_sim_time').bool_value
         assert parameter(peer, '/car1/rspec_planner', 'autostart').bool_value
