@@ -45,3 +45,14 @@ def pytest_collection_modifyitems(items):
             import torch
             if not torch.cuda.is_available():
                 item.add_marker(pytest.mark.skip(reason='no CUDA device'))
+
+
+@pytest.fixture(scope='module')
+def ros():
+    """Run rclpy in a domain of this process alone."""
+    from node_rig import private_domain
+    import rclpy
+    private_domain()
+    rclpy.init()
+    yield
+    rclpy.shutdown()

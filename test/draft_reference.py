@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 import math
+from typing import Any
 
 import torch
 from torch import nn, Tensor
@@ -37,6 +38,7 @@ from rspec_planner.model.config import (
 from rspec_planner.model.dflash import Dflash
 from rspec_planner.model.draft import dflash_config, Draft, eagle3_config
 from rspec_planner.model.eagle3 import Eagle3
+from rspec_planner.model.rope import flat_cos_sin
 from rspec_planner.model.target import Target
 
 VOCAB, FORBIDDEN = 40, (17, 23)
@@ -225,3 +227,10 @@ class Reading:
             proposals.append(self._target_id(int(logits[-1].argmax())))
             slots.append((t + 1, self._embed(proposals[-1]), output))
         return torch.tensor(proposals), torch.stack(logits)
+
+
+def plain_forward(target: Target, ids: list[int], delta: int, **options: object) -> Any:
+    """Return what the decoder says of a whole sequence, read in one pass without any cache."""
+    text = target.cfg.text
+    cos, sin = flat_cos_sin(torch.arange(len(ids)) + delta, text.head_dim, text.rope_theta)
+    return target.text(target.text.embed(torch.tensor([ids])), cos, sin, **options)

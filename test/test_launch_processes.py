@@ -25,7 +25,7 @@ from pathlib import Path
 import signal
 import sys
 
-from node_rig import private_domain, wait_until
+from node_rig import wait_until
 import numpy as np
 import pytest
 from rcl_interfaces.srv import GetParameters
@@ -38,15 +38,7 @@ from rspec_planner.offline import OfflineOptions, plan_bag
 from rspec_planner.world.drive import Drive
 from rspec_planner.world.record import record_world, RecordOptions
 
-pytestmark = pytest.mark.ros
-
-
-@pytest.fixture(scope='module', autouse=True)
-def ros():
-    private_domain()
-    rclpy.init()
-    yield
-    rclpy.shutdown()
+pytestmark = [pytest.mark.ros, pytest.mark.usefixtures('ros')]
 
 
 @pytest.fixture

@@ -19,10 +19,9 @@ import threading
 import time
 
 from geometry_msgs.msg import Quaternion
-from node_rig import CAMERAS, private_domain, running, TEXT, values_of, wait_until
+from node_rig import CAMERAS, running, TEXT, values_of, wait_until
 import numpy as np
 import pytest
-import rclpy
 from rclpy.qos import QoSProfile, ReliabilityPolicy
 from rosgraph_msgs.msg import Clock
 from sensor_msgs.msg import CompressedImage
@@ -30,17 +29,9 @@ from std_msgs.msg import Float64, String
 
 from rspec_planner.ros_conversions import compressed_image_message, ns_to_stamp, stamp_to_ns
 
-pytestmark = pytest.mark.ros
+pytestmark = [pytest.mark.ros, pytest.mark.usefixtures('ros')]
 ROOT = '/planning/rspec_planner'
 SECOND = 1_000_000_000
-
-
-@pytest.fixture(scope='module', autouse=True)
-def ros():
-    private_domain()
-    rclpy.init()
-    yield
-    rclpy.shutdown()
 
 
 def now():

@@ -21,11 +21,10 @@ import threading
 import time
 
 from nav_msgs.msg import Odometry
-from node_rig import CAMERAS, FakePlanner, private_domain, running, values_of, wait_until
+from node_rig import CAMERAS, FakePlanner, running, values_of, wait_until
 import numpy as np
 from numpy.testing import assert_array_equal
 import pytest
-import rclpy
 from sensor_msgs.msg import CameraInfo, CompressedImage, Image, PointCloud2
 from test_images import mosaic
 from test_node import now, SECOND
@@ -40,18 +39,10 @@ from rspec_planner.ros_conversions import (
     stamp_to_ns,
 )
 
-pytestmark = pytest.mark.ros
+pytestmark = [pytest.mark.ros, pytest.mark.usefixtures('ros')]
 ROOT = '/planning/rspec_planner'
 MS = 1_000_000
 ANCHOR_LAST = sorted(CAMERAS.names, key=lambda name: name == CAMERAS.anchor)
-
-
-@pytest.fixture(scope='module', autouse=True)
-def ros():
-    private_domain()
-    rclpy.init()
-    yield
-    rclpy.shutdown()
 
 
 def yuv_of(colour):

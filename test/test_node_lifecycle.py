@@ -22,7 +22,7 @@ import sys
 
 from lifecycle_msgs.msg import State, Transition
 from lifecycle_msgs.srv import ChangeState, GetState
-from node_rig import CAMERAS, NodeRig, private_domain, running, values_of, wait_until
+from node_rig import CAMERAS, NodeRig, running, values_of, wait_until
 import pytest
 from rcl_interfaces.srv import SetParameters
 import rclpy
@@ -32,16 +32,8 @@ from test_node import now, SECOND
 from rspec_planner.errors import EngineError
 from rspec_planner.loading import load_planner
 
-pytestmark = pytest.mark.ros
+pytestmark = [pytest.mark.ros, pytest.mark.usefixtures('ros')]
 NODE = '/planning/rspec_planner'
-
-
-@pytest.fixture(scope='module', autouse=True)
-def ros():
-    private_domain()
-    rclpy.init()
-    yield
-    rclpy.shutdown()
 
 
 @pytest.fixture

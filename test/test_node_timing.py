@@ -22,9 +22,8 @@ import threading
 import time
 
 from lifecycle_msgs.msg import Transition
-from node_rig import CAMERAS, NodeRig, private_domain, running, values_of, wait_until
+from node_rig import CAMERAS, NodeRig, running, values_of, wait_until
 import pytest
-import rclpy
 from rosgraph_msgs.msg import Clock
 from test_node import now, SECOND
 from test_node_lifecycle import transition
@@ -37,16 +36,8 @@ from rspec_planner.world.drive import Drive
 from rspec_planner.world.record import record_world, RecordOptions
 from rspec_planner.world.rig import Rig
 
-pytestmark = pytest.mark.ros
+pytestmark = [pytest.mark.ros, pytest.mark.usefixtures('ros')]
 NODE = '/planning/rspec_planner'
-
-
-@pytest.fixture(scope='module', autouse=True)
-def ros():
-    private_domain()
-    rclpy.init()
-    yield
-    rclpy.shutdown()
 
 
 @pytest.fixture(scope='module')

@@ -21,7 +21,14 @@ and the draft's own rows holds large values before each call.
 
 import random
 
-from draft_reference import FORBIDDEN, randomise, small_draft, small_target, VOCAB
+from draft_reference import (
+    FORBIDDEN,
+    plain_forward,
+    randomise,
+    small_draft,
+    small_target,
+    VOCAB,
+)
 import pytest
 import torch
 
@@ -36,7 +43,6 @@ from rspec_planner.engine.torch_executor import (
     tree_verify_executor,
     verify_executor,
 )
-from rspec_planner.model.rope import flat_cos_sin
 from rspec_planner.model.taps import TapBuffer
 from rspec_planner.model.text import KVCache
 
@@ -47,13 +53,6 @@ SEEDS, CHUNK = 120, 30
 @pytest.fixture(scope='module')
 def target():
     return small_target()
-
-
-def plain_forward(target, ids, delta, **options):
-    """The whole sequence in one pass without any cache."""
-    text = target.cfg.text
-    cos, sin = flat_cos_sin(torch.arange(len(ids)) + delta, text.head_dim, text.rope_theta)
-    return target.text(target.text.embed(torch.tensor([ids])), cos, sin, **options)
 
 
 def plain_greedy(target, prompt, delta, count):

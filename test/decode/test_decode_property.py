@@ -21,6 +21,7 @@ rows of cache and taps hold large values before each verify and must change no l
 from dataclasses import dataclass, replace
 import random
 
+from draft_reference import plain_forward
 import pytest
 import torch
 
@@ -28,7 +29,6 @@ from rspec_planner.decode.loop import close, decode
 from rspec_planner.decode.state import DecodeState
 from rspec_planner.engine.torch_executor import TorchExecutor, verify_executor
 from rspec_planner.model.config import TextConfig, tiny
-from rspec_planner.model.rope import flat_cos_sin
 from rspec_planner.model.taps import TapBuffer
 from rspec_planner.model.target import Target
 from rspec_planner.model.text import KVCache
@@ -64,13 +64,6 @@ def randomise(target, seed, packed):
             weight.uniform_(0.5, 1.5, generator=generator)
     for layer in target.text.layers if packed else ():
         layer.pack()
-
-
-def plain_forward(target, ids, delta, **options):
-    """The whole sequence in one pass without any cache."""
-    text = target.cfg.text
-    cos, sin = flat_cos_sin(torch.arange(len(ids)) + delta, text.head_dim, text.rope_theta)
-    return target.text(target.text.embed(torch.tensor([ids])), cos, sin, **options)
 
 
 def plain_greedy(target, prompt, delta, count):

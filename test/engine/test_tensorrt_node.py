@@ -17,7 +17,7 @@ import contextlib
 import json
 from pathlib import Path
 
-from node_rig import NodeRig, private_domain, wait_until
+from node_rig import NodeRig, wait_until
 import pytest
 from tensorrt_rig import FakeLibrary, rtx_plan, write_engine, write_set
 import torch
@@ -30,7 +30,7 @@ from rspec_planner.engine.tensorrt_runtime import Gpu
 from rspec_planner.loading import load_planner
 from rspec_planner.planner.staging import source_digests
 
-pytestmark = pytest.mark.ros
+pytestmark = [pytest.mark.ros, pytest.mark.usefixtures('ros')]
 
 GPU = Gpu(torch.device('cpu'), 'an RTX GPU', '86')
 ENGINE, MANIFEST = 'verify.tensorrt_rtx.engine', 'verify.tensorrt_rtx.json'
@@ -81,15 +81,6 @@ BROKEN = {
                      f'has schema {SCHEMA + 1}'),
     'no permission': (None, 'cannot be read (Permission denied)'),
 }
-
-
-@pytest.fixture(scope='module', autouse=True)
-def ros():
-    import rclpy
-    private_domain()
-    rclpy.init()
-    yield
-    rclpy.shutdown()
 
 
 @pytest.fixture
