@@ -20,7 +20,7 @@ Qwen3-VL-8B text and vision configs; `tiny()` keeps every structural rule at lap
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 
@@ -43,7 +43,11 @@ class VisionConfig:
 
 @dataclass(frozen=True)
 class TextConfig:
-    """Decoder of the target: GQA, QK-norm, SwiGLU, interleaved three-axis rotary."""
+    """
+    Decoder of the target: GQA, SwiGLU, three-axis rotary.
+
+    The defaults of the last four are Qwen3-VL's; Qwen2.5-VL is the opposite in each.
+    """
 
     vocab_size: int
     hidden_size: int
@@ -55,6 +59,10 @@ class TextConfig:
     mrope_section: tuple[int, int, int]
     rope_theta: float = 5_000_000.0
     rms_norm_eps: float = 1e-6
+    mrope_interleaved: bool = True  # axes take turns along the frequencies, or lie in sections
+    qk_norm: bool = True  # RMSNorm on each query and key head
+    qkv_bias: bool = False
+    tied_head: bool = False  # the head is the embedding table
 
 
 @dataclass(frozen=True)
@@ -147,6 +155,19 @@ class CameraConfig:
     height: int = 192
     width: int = 384
     anchor: str = 'front_wide'
+    resize: str = 'area'  # 'area': pixel areas averaged; 'bicubic': as Qwen3-VL's processor
+    min_pixels: int = 163_840  # of 'bicubic': the size that a frame of any size is brought to,
+    max_pixels: int = 196_608  # see image_size.smart_size
+
+
+@dataclass(frozen=True)
+class PromptConfig:
+    """What a prompt holds beside images, history and instruction."""
+
+    style: str = 'words'  # 'words': lower-case words; 'chat': Qwen's chat format, byte for byte
+    camera_names: bool = False  # chat: '{name}: ' before the first image of a camera
+    frame_numbers: bool = False  # chat: 'frame {k} ' before every image
+    navigation: bool = True  # whether the weights know the route block
 
 
 @dataclass(frozen=True)
@@ -162,6 +183,7 @@ class ProfileConfig:
     history: HistoryConfig = field(default_factory=HistoryConfig)
     flow: FlowConfig = field(default_factory=FlowConfig)
     cameras: CameraConfig = field(default_factory=CameraConfig)
+    prompt: PromptConfig = field(default_factory=PromptConfig)
     max_reasoning_tokens: int = 64
 
     @property
@@ -187,7 +209,8 @@ class ProfileConfig:
             return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
         parts = {'vision': VisionConfig, 'text': TextConfig, 'expert': ExpertConfig,
                  'tokens': TokenIds, 'action_space': ActionSpaceConfig,
-                 'history': HistoryConfig, 'flow': FlowConfig, 'cameras': CameraConfig}
+                 'history': HistoryConfig, 'flow': FlowConfig, 'cameras': CameraConfig,
+                 'prompt': PromptConfig}
         return ProfileConfig(**{k: build(parts[k], v) if k in parts else v
                                 for k, v in data.items()})
 
@@ -230,5 +253,16 @@ def alpamayo_r1() -> ProfileConfig:
                       traj_token_start=151_669, forbidden_start=151_669,
                       forbidden_end=155_669)
     return ProfileConfig(name='alpamayo-r1', vision=vision, text=text, expert=expert,
-                         tokens=tokens, cameras=CameraConfig(height=320, width=576),
+                         tokens=tokens, prompt=PromptConfig('chat', navigation=False),
+                         cameras=CameraConfig(height=320, width=576, resize='bicubic'),
                          max_reasoning_tokens=256)
+
+
+def alpamayo_1_5() -> ProfileConfig:
+    """
+    Return the shapes and ids of nvidia/Alpamayo-1.5-10B.
+
+    They are those of R1; the prompt names cameras and frames and may hold a route.
+    """
+    return replace(alpamayo_r1(), name='alpamayo-1.5',
+                   prompt=PromptConfig('chat', camera_names=True, frame_numbers=True))
