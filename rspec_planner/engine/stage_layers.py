@@ -81,14 +81,14 @@ def norm(module: RmsNorm, x: Tensor) -> Tensor:
 def project(attn: Attention, x: Tensor, tables: Tables) -> tuple[Tensor, Tensor, Tensor]:
     """Return q (1, heads, S, d) and k, v (1, kv_heads, S, d) of normed x, q and k turned."""
     shape = (*x.shape[:2], -1, attn.head_dim)
-    q = norm(attn.q_norm, attn.q_proj(x).view(shape)).transpose(1, 2)
+    q = norm(attn.norms[0], attn.q_proj(x).view(shape)).transpose(1, 2)
     return tables.turn(q), *keys_values(attn, x, tables)
 
 
 def keys_values(attn: Attention, x: Tensor, tables: Tables) -> tuple[Tensor, Tensor]:
     """Return k, v (1, kv_heads, S, d) of normed x (1, S, H), k turned."""
     shape = (*x.shape[:2], -1, attn.head_dim)
-    k = norm(attn.k_norm, attn.k_proj(x).view(shape)).transpose(1, 2)
+    k = norm(attn.norms[1], attn.k_proj(x).view(shape)).transpose(1, 2)
     return tables.turn(k), attn.v_proj(x).view(shape).transpose(1, 2)
 
 

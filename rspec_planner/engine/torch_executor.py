@@ -128,7 +128,7 @@ def prefill_executor(target: Target, cache: KVCache, capacity: int,
             raise ValueError(f'guess_length {guessed} is outside 0..{guess}')
         ids = inputs['ids'][None, :length]
         cos, sin = mrope_cos_sin(inputs['positions'][:, :length], text.head_dim,
-                                 text.rope_theta, text.mrope_section)
+                                 text.rope_theta, text.mrope_section, text.mrope_interleaved)
         visual = ids == cfg.tokens.image_pad
         visual[:, length - guessed:] = False  # a generated <|image_pad|> is a word, not an image
         hidden = place_visual(target.text.embed(ids), visual, inputs['features'])

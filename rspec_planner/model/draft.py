@@ -67,6 +67,7 @@ class DraftConfig:
     target_vocab: int
     name: str = ''
     correction_rank: int = 0  # dflash: rank of the left-to-right correction, 0 = none
+    mrope_interleaved: bool = True  # the target's, see `TextConfig`; read by 'mirror'
 
     def __post_init__(self) -> None:
         """Raise ConfigurationError for the first value that cannot be."""
@@ -164,6 +165,7 @@ def _config(profile: ProfileConfig, values: dict[str, Any], over: dict[str, Any]
               'num_kv_heads': text.num_kv_heads, 'head_dim': text.head_dim,
               'intermediate_size': middle, 'rope_theta': text.rope_theta,
               'mrope_section': text.mrope_section, 'rms_norm_eps': text.rms_norm_eps,
+              'mrope_interleaved': text.mrope_interleaved,
               'draft_vocab': 0, 'target_vocab': text.vocab_size}
     cfg = DraftConfig.from_dict({**shared, **values, **over})
     return cfg if cfg.name else replace(cfg, name=cfg.label)
@@ -199,7 +201,8 @@ class DraftRotary:
             return flat_cos_sin(flat_index, cfg.head_dim, cfg.rope_theta)
         if positions3 is None:
             raise ValueError('a mirror draft needs three-axis positions')
-        return mrope_cos_sin(positions3, cfg.head_dim, cfg.rope_theta, cfg.mrope_section)
+        return mrope_cos_sin(positions3, cfg.head_dim, cfg.rope_theta, cfg.mrope_section,
+                             cfg.mrope_interleaved)
 
     @staticmethod
     def sequence_positions(prompt: Tensor, length: int | Tensor, rope_delta: int | Tensor,
@@ -265,7 +268,8 @@ class Draft(nn.Module):
             ('hidden_size', cfg.hidden_size), ('vocab_size', cfg.target_vocab),
             ('rope_theta', cfg.rope_theta)]
         if cfg.rotary == 'mirror':
-            wanted += [('head_dim', cfg.head_dim), ('mrope_section', cfg.mrope_section)]
+            wanted += [('head_dim', cfg.head_dim), ('mrope_section', cfg.mrope_section),
+                       ('mrope_interleaved', cfg.mrope_interleaved)]
         for name, value in wanted:
             if getattr(found, name) != value:
                 raise ConfigurationError(f'draft {cfg.name} was made for a target of {name} '

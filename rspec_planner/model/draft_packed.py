@@ -118,10 +118,11 @@ class PackedAttention:
                             attn.v_proj.weight.detach()))
         root = attn.head_dim ** 0.5
         # the query's own sqrt(d) and the softmax's 1 / sqrt(d) cancel
-        scale = torch.cat((attn.q_norm.weight.detach()[order].expand(attn.heads, -1),
-                           attn.k_norm.weight.detach()[order].expand(attn.kv_heads, -1) * root))
+        q_norm, k_norm = attn.norms
+        scale = torch.cat((q_norm.weight.detach()[order].expand(attn.heads, -1),
+                           k_norm.weight.detach()[order].expand(attn.kv_heads, -1) * root))
         return PackedAttention(attn.heads, attn.kv_heads, attn.head_dim, weight,
-                               UnitNorm.of(attn.q_norm), scale,
+                               UnitNorm.of(q_norm), scale,
                                attn.o_proj.weight.detach().t().contiguous())
 
     def lay(self, rows: Tensor, cis: Tensor) -> None:

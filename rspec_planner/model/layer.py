@@ -14,9 +14,10 @@
 """
 The decoder layer that the text decoder and the action expert share, at their own widths.
 
-Grouped-query attention with RMSNorm on each query and key head before the rotary, SwiGLU, no
-biases. Weights keep the names and the separate matrices of released checkpoints; `pack` joins
-them for inference without copying them twice.
+Grouped-query attention and SwiGLU. Qwen3's layer has an RMSNorm on each query and key head before
+the rotary and no biases; Qwen2.5's has no such norm and biases on queries, keys and values.
+Weights keep the names and the separate matrices of released checkpoints; `pack` joins them for
+inference without copying them twice.
 """
 
 from __future__ import annotations
@@ -28,8 +29,12 @@ import torch
 from torch import nn, Tensor
 from torch.nn import functional
 
+from rspec_planner.errors import ConfigurationError
 from rspec_planner.model.config import TextConfig
 from rspec_planner.model.rope import rotate, signed_sin, turn
+
+NO_QK_NORM = ('this decoder has no QK-norm, which the CUDA kernels and exported graphs expect: '
+              'run it with the PyTorch executors')
 
 
 class RmsNorm(nn.Module):
@@ -88,18 +93,30 @@ def fold_mask(visible: Tensor, group: int, dtype: torch.dtype) -> Tensor:
 
 
 class Attention(nn.Module):
-    """The projections of one attention; who sees whom is decided by the caller."""
+    """
+    The projections of one attention; who sees whom is decided by the caller.
+
+    bias: of queries, keys and values; the output has none. qk_norm: False leaves `q_norm` and
+    `k_norm` without weights and without effect.
+    """
 
     def __init__(self, hidden: int, heads: int, kv_heads: int, head_dim: int,
-                 eps: float) -> None:
+                 eps: float, *, bias: bool = False, qk_norm: bool = True) -> None:
         super().__init__()
         self.heads, self.kv_heads, self.head_dim = heads, kv_heads, head_dim
-        self.q_proj = nn.Linear(hidden, heads * head_dim, bias=False)
-        self.k_proj = nn.Linear(hidden, kv_heads * head_dim, bias=False)
-        self.v_proj = nn.Linear(hidden, kv_heads * head_dim, bias=False)
+        self.q_proj = nn.Linear(hidden, heads * head_dim, bias=bias)
+        self.k_proj = nn.Linear(hidden, kv_heads * head_dim, bias=bias)
+        self.v_proj = nn.Linear(hidden, kv_heads * head_dim, bias=bias)
         self.o_proj = nn.Linear(heads * head_dim, hidden, bias=False)
-        self.q_norm = RmsNorm(head_dim, eps)
-        self.k_norm = RmsNorm(head_dim, eps)
+        self.q_norm = RmsNorm(head_dim, eps) if qk_norm else nn.Identity()
+        self.k_norm = RmsNorm(head_dim, eps) if qk_norm else nn.Identity()
+
+    @property
+    def norms(self) -> tuple[RmsNorm, RmsNorm]:
+        """Return the norms of queries and keys; ConfigurationError where there are none."""
+        if isinstance(self.q_norm, RmsNorm) and isinstance(self.k_norm, RmsNorm):
+            return self.q_norm, self.k_norm
+        raise ConfigurationError(NO_QK_NORM)
 
     def project(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return q (B, heads, S, d) and k, v (B, kv_heads, S, d), q and k normed and turned."""
@@ -148,19 +165,24 @@ class PackedLayer:
     eps: float
     input_norm: Tensor
     qkv: Tensor  # (hidden, (heads + 2 kv_heads) * d)
-    qk_norm: Tensor  # (heads + kv_heads, d)
+    qk_norm: Tensor | None  # (heads + kv_heads, d)
     out: Tensor  # (heads * d, hidden)
     post_norm: Tensor
     gate_up: Tensor  # (hidden, 2 * intermediate)
     down: Tensor  # (intermediate, hidden)
+    qkv_bias: Tensor | None = None  # ((heads + 2 kv_heads) * d,)
 
     def project(self, x: Tensor, cos: Tensor, signed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return q, k, v like `DecoderLayer.project`; signed: see `rope.signed_sin`."""
         batch, rows, hidden = x.shape
         turning = self.heads + self.kv_heads
         flat = rms_norm(x.reshape(-1, hidden), self.input_norm, self.eps)
-        joined = torch.mm(flat, self.qkv).view(batch, rows, -1, self.head_dim)
-        qk = rms_norm(joined[:, :, :turning], self.qk_norm, self.eps)
+        joined = (torch.mm(flat, self.qkv) if self.qkv_bias is None
+                  else torch.addmm(self.qkv_bias, flat, self.qkv))
+        joined = joined.view(batch, rows, -1, self.head_dim)
+        qk = joined[:, :, :turning]
+        if self.qk_norm is not None:
+            qk = rms_norm(qk, self.qk_norm, self.eps)
         # heads last but one: the tables broadcast over them
         qk = turn(qk, cos[..., None, :], signed[..., None, :]).transpose(1, 2)
         return qk[:, :self.heads], qk[:, self.heads:], joined[:, :, turning:].transpose(1, 2)
@@ -181,7 +203,7 @@ class DecoderLayer(nn.Module):
     def __init__(self, cfg: TextConfig, hidden: int, heads: int, intermediate: int) -> None:
         super().__init__()
         self.self_attn = Attention(hidden, heads, cfg.num_kv_heads, cfg.head_dim,
-                                   cfg.rms_norm_eps)
+                                   cfg.rms_norm_eps, bias=cfg.qkv_bias, qk_norm=cfg.qk_norm)
         self.mlp = SwiGlu(hidden, intermediate)
         self.input_layernorm = RmsNorm(hidden, cfg.rms_norm_eps)
         self.post_attention_layernorm = RmsNorm(hidden, cfg.rms_norm_eps)
@@ -190,14 +212,18 @@ class DecoderLayer(nn.Module):
     def pack(self) -> None:
         """Join the projections for inference, see `PackedLayer`."""
         attn, mlp = self.self_attn, self.mlp
-        norms = [attn.q_norm.weight.detach().expand(attn.heads, -1),
-                 attn.k_norm.weight.detach().expand(attn.kv_heads, -1)]
+        projections = attn.q_proj, attn.k_proj, attn.v_proj
+        norms = [norm.weight.detach().expand(heads, -1) for norm, heads in
+                 ((attn.q_norm, attn.heads), (attn.k_norm, attn.kv_heads))
+                 if isinstance(norm, RmsNorm)]
+        biases = [linear.bias.detach() for linear in projections if linear.bias is not None]
         self.packed = PackedLayer(
             attn.heads, attn.kv_heads, attn.head_dim, self.input_layernorm.eps,
-            self.input_layernorm.weight.detach(), _join(attn.q_proj, attn.k_proj, attn.v_proj),
-            torch.cat(norms), attn.o_proj.weight.detach().t(),
+            self.input_layernorm.weight.detach(), _join(*projections),
+            torch.cat(norms) if norms else None, attn.o_proj.weight.detach().t(),
             self.post_attention_layernorm.weight.detach(),
-            _join(mlp.gate_proj, mlp.up_proj), mlp.down_proj.weight.detach().t())
+            _join(mlp.gate_proj, mlp.up_proj), mlp.down_proj.weight.detach().t(),
+            torch.cat(biases) if biases else None)
 
     def train(self, mode: bool = True) -> DecoderLayer:
         """Set the mode; training drops the joined weights, which would go stale."""

@@ -14,8 +14,9 @@
 """
 Rotary embeddings: interleaved three-axis (M-RoPE), flat one-axis, and the vision tower's 2-D.
 
-Angles are always computed in fp32. The three-axis layout is that of Qwen3-VL: the axes take
-turns along the frequencies (T H W T H W ...) until the H and W sections are used up.
+Angles are always computed in fp32. The three-axis layout is that of Qwen3-VL, where the axes
+take turns along the frequencies (T H W T H W ...) until the H and W sections are used up, or
+that of Qwen2.5-VL, where each axis has one section of them (T ... H ... W ...).
 """
 
 from __future__ import annotations
@@ -33,13 +34,19 @@ def inverse_frequencies(dim: int, theta: float, device: torch.device | None = No
 
 
 def axis_of_angle(half_dim: int, section: tuple[int, int, int],
-                  device: torch.device | None = None) -> Tensor:
+                  device: torch.device | None = None, interleaved: bool = True) -> Tensor:
     """
     Return which axis (0 T, 1 H, 2 W) drives each of half_dim angles, (half_dim,) int64.
 
-    Angle i takes H when i % 3 == 1 and i < 3 * section[1], W when i % 3 == 2 and
-    i < 3 * section[2], T otherwise.
+    Interleaved, angle i takes H when i % 3 == 1 and i < 3 * section[1], W when i % 3 == 2 and
+    i < 3 * section[2], T otherwise. Else T, H and W take section[0], section[1] and section[2]
+    angles, one after the other; ValueError when these are not half_dim together.
     """
+    if not interleaved:
+        if sum(section) != half_dim:
+            raise ValueError(f'rotary sections {section} are not {half_dim} angles together')
+        counts = torch.tensor(section, device=device)
+        return torch.arange(3, device=device).repeat_interleave(counts)
     index = torch.arange(half_dim, device=device)
     axis = torch.zeros(half_dim, dtype=torch.int64, device=device)
     axis[(index % 3 == 1) & (index < 3 * section[1])] = 1
@@ -53,15 +60,16 @@ def _cos_sin(angles: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def mrope_cos_sin(positions: Tensor, head_dim: int, theta: float,
-                  section: tuple[int, int, int]) -> tuple[Tensor, Tensor]:
+                  section: tuple[int, int, int],
+                  interleaved: bool = True) -> tuple[Tensor, Tensor]:
     """
-    Return the interleaved three-axis cos and sin.
+    Return the three-axis cos and sin.
 
-    positions: (3, S) or (B, 3, S) integers, axes T, H, W.
+    positions: (3, S) or (B, 3, S) integers, axes T, H, W. interleaved: see `axis_of_angle`.
     Returns two (S, head_dim) or (B, S, head_dim) fp32 tensors on the device of positions.
     """
     frequencies = inverse_frequencies(head_dim, theta, positions.device)
-    axis = axis_of_angle(head_dim // 2, section, positions.device)
+    axis = axis_of_angle(head_dim // 2, section, positions.device, interleaved)
     per_angle = positions.float().index_select(-2, axis).transpose(-1, -2)
     return _cos_sin(per_angle * frequencies)
 

@@ -16,7 +16,8 @@ Text decoder of the target and its static KV cache.
 
 Structure of the Qwen3-VL decoder (arXiv 2511.21631): grouped-query attention with RMSNorm on
 each query and key head before the rotary, SwiGLU, untied embedding and head, and DeepStack
-features added to the visual rows after the first layers.
+features added to the visual rows after the first layers. With the options of `TextConfig` it is
+the Qwen2.5-VL decoder (arXiv 2502.13923), which has no DeepStack.
 Module names give the state-dict keys of `vlm.model.language_model.*` in released checkpoints;
 `lm_head` sits beside the layers.
 """
@@ -105,6 +106,8 @@ class TextDecoder(nn.Module):
             for _ in range(cfg.num_layers))
         self.norm = RmsNorm(cfg.hidden_size, cfg.rms_norm_eps)
         self.lm_head = nn.Linear(cfg.hidden_size, cfg.vocab_size, bias=False)
+        if cfg.tied_head:
+            self.lm_head.weight = self.embed_tokens.weight
 
     def embed(self, ids: Tensor) -> Tensor:
         """Return (..., hidden) of integer ids."""
