@@ -23,7 +23,7 @@ from rspec_planner.model.config import tiny
 from rspec_planner.planner.prompt import (
     build_prompt,
     max_prompt_length,
-    MAX_ROUTE_WORDS,
+    MAX_ROUTE_TOKENS,
     segment_positions,
     visual_mask,
 )
@@ -125,7 +125,7 @@ def test_history_of_wrong_length_is_named():
 
 
 def test_longest_prompt_is_known():
-    longest = build_prompt(PROFILE, TOKENIZER, poses(), 'left ' * MAX_ROUTE_WORDS)
+    longest = build_prompt(PROFILE, TOKENIZER, poses(), 'left ' * MAX_ROUTE_TOKENS)
     assert longest.length == max_prompt_length(PROFILE, TOKENIZER)
-    with pytest.raises(InputError, match='65 words'):
-        build_prompt(PROFILE, TOKENIZER, poses(), 'left ' * (MAX_ROUTE_WORDS + 1))
+    with pytest.raises(InputError, match='65 tokens'):
+        build_prompt(PROFILE, TOKENIZER, poses(), 'left ' * (MAX_ROUTE_TOKENS + 1))

@@ -29,7 +29,7 @@ from rspec_planner.model.eagle3 import Eagle3
 from rspec_planner.model.target import Target
 from rspec_planner.planner.drafts import draft_folder, EMBEDDED
 from rspec_planner.planner.pipeline import Planner
-from rspec_planner.planner.prompt import MAX_ROUTE_WORDS
+from rspec_planner.planner.prompt import MAX_ROUTE_TOKENS
 from rspec_planner.planner.reasoner import Reasoner, tapped_tail
 
 KINDS = {'dflash': (Dflash, dflash_config), 'eagle3': (Eagle3, eagle3_config)}
@@ -168,7 +168,7 @@ def test_only_a_draft_that_taps_the_last_layer_asks_for_its_rows(target):
 def test_the_longest_prompt_guess_and_block_fit(target):
     """A route of the most words, a wrong guess of the most tokens and a wide block."""
     draft = make_draft(target, 'dflash', block=24)
-    longest = replace(observe(), navigation_text=' '.join(['turn'] * MAX_ROUTE_WORDS))
+    longest = replace(observe(), navigation_text=' '.join(['turn'] * MAX_ROUTE_TOKENS))
     plain = Planner(target, TOKENIZER)
     reusing = Planner(target, TOKENIZER, draft=draft, reuse=True)
     reusing._last_ids = (3,) * 200

@@ -31,16 +31,17 @@ class CameraRole:
     index: int
     name: str
     fov_deg: float  # nominal horizontal field of view
+    display: str  # what Alpamayo 1.5 calls it in its prompt
 
 
 ROLES = (
-    CameraRole(0, 'cross_left', 120.0),
-    CameraRole(1, 'front_wide', 120.0),
-    CameraRole(2, 'cross_right', 120.0),
-    CameraRole(3, 'rear_left', 70.0),
-    CameraRole(4, 'rear_tele', 30.0),
-    CameraRole(5, 'rear_right', 70.0),
-    CameraRole(6, 'front_tele', 30.0),
+    CameraRole(0, 'cross_left', 120.0, 'Front left camera'),
+    CameraRole(1, 'front_wide', 120.0, 'Front camera'),
+    CameraRole(2, 'cross_right', 120.0, 'Front right camera'),
+    CameraRole(3, 'rear_left', 70.0, 'Rear left camera'),
+    CameraRole(4, 'rear_tele', 30.0, 'Rear camera'),
+    CameraRole(5, 'rear_right', 70.0, 'Rear right camera'),
+    CameraRole(6, 'front_tele', 30.0, 'Front telephoto camera'),
 )
 
 BY_NAME = {role.name: role for role in ROLES}

@@ -16,7 +16,8 @@ The prompt: system line, images, ego history, route, instruction, open assistant
 
 Pieces and order are those of Alpamayo R1 (images first, camera-major, oldest frame first, then
 the history, then the instruction); the route block is 1.5's and exists only with a text. The
-history is fused as its 48 ids, placeholders never reach the model.
+history is fused as its 48 ids, placeholders never reach the model. The profile says how the
+text between them is written: in plain words, or in the chat format (`alpamayo_prompt`).
 """
 
 from __future__ import annotations
@@ -30,12 +31,13 @@ from numpy.typing import NDArray
 
 from rspec_planner.errors import InputError
 from rspec_planner.model.config import ProfileConfig
+from rspec_planner.planner.alpamayo_prompt import driving_head, driving_tail, question_ids
 from rspec_planner.planner.history import history_token_ids
 from rspec_planner.planner.tokenizer import (
     INSTRUCTION_TEXT,
     ROLE_TEXTS,
     SYSTEM_TEXT,
-    Tokenizer,
+    TextTokenizer,
 )
 
 Ints = NDArray[np.int64]
@@ -45,7 +47,7 @@ Floats = NDArray[np.float64]
 Segment = int | tuple[int, int]
 
 #: longest navigation text; buffers are sized for it
-MAX_ROUTE_WORDS = 64
+MAX_ROUTE_TOKENS = 64
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,7 @@ def segment_positions(segments: Sequence[Segment]) -> tuple[Ints, int]:
     return positions, int(positions.max()) + 1 - positions.shape[1]
 
 
-def build_prompt(profile: ProfileConfig, tokenizer: Tokenizer, ego_poses: Floats,
+def build_prompt(profile: ProfileConfig, tokenizer: TextTokenizer, ego_poses: Floats,
                  navigation_text: str = '') -> Prompt:
     """
     Return the prompt of one observation.
@@ -103,22 +105,40 @@ def build_prompt(profile: ProfileConfig, tokenizer: Tokenizer, ego_poses: Floats
     return Prompt(ids, positions, rope_delta, len(ids))
 
 
-def route_ids(profile: ProfileConfig, tokenizer: Tokenizer, navigation_text: str) -> Ints:
+def build_question(profile: ProfileConfig, tokenizer: TextTokenizer, question: str) -> Prompt:
+    """
+    Return the prompt of a question about the images of one observation (Alpamayo 1.5).
+
+    InputError when the weights behind `profile` were not trained to answer.
+    """
+    if profile.prompt.style != 'chat' or not profile.prompt.navigation:
+        raise InputError(f'question: {profile.name} was not trained to answer any; '
+                         'load alpamayo-1.5')
+    ids = np.array(question_ids(profile, tokenizer, question), dtype=np.int64)
+    positions, rope_delta = segment_positions(_segments(profile, ids))
+    return Prompt(ids, positions, rope_delta, len(ids))
+
+
+def route_ids(profile: ProfileConfig, tokenizer: TextTokenizer, navigation_text: str) -> Ints:
     """Return the route block, or no ids at all when there is nothing to say."""
-    words = tokenizer.encode(navigation_text)
-    if len(words) > MAX_ROUTE_WORDS:
-        raise InputError(f'navigation text: {len(words)} words, limit {MAX_ROUTE_WORDS}; '
+    words = tokenizer.encode(navigation_text.strip())
+    if len(words) > MAX_ROUTE_TOKENS:
+        raise InputError(f'navigation text: {len(words)} tokens, limit {MAX_ROUTE_TOKENS}; '
                          'send one short command')
     if not words:
         return np.zeros(0, dtype=np.int64)
+    if not profile.prompt.navigation:
+        raise InputError(f'navigation text: {profile.name} was trained without any; send none, '
+                         'or load alpamayo-1.5')
     return np.array([tokenizer.special('route_start'), *words, tokenizer.special('route_end')],
                     dtype=np.int64)
 
 
-def max_prompt_length(profile: ProfileConfig, tokenizer: Tokenizer) -> int:
+def max_prompt_length(profile: ProfileConfig, tokenizer: TextTokenizer) -> int:
     """Return the length of the longest prompt that `build_prompt` makes."""
     head, tail = _fixed_ids(profile, tokenizer)
-    return len(head) + 3 * profile.history.num_poses + 1 + MAX_ROUTE_WORDS + 2 + len(tail)
+    route = MAX_ROUTE_TOKENS + 2 if profile.prompt.navigation else 0
+    return len(head) + 3 * profile.history.num_poses + 1 + route + len(tail)
 
 
 def visual_mask(profile: ProfileConfig, token_ids: Ints) -> NDArray[np.bool_]:
@@ -127,32 +147,47 @@ def visual_mask(profile: ProfileConfig, token_ids: Ints) -> NDArray[np.bool_]:
 
 
 @lru_cache(maxsize=8)
-def _fixed_ids(profile: ProfileConfig, tokenizer: Tokenizer) -> tuple[Ints, Ints]:
+def _fixed_ids(profile: ProfileConfig, tokenizer: TextTokenizer) -> tuple[Ints, Ints]:
     """Return the ids before the history bins and those after the route block."""
-    t = profile.tokens
-    assistant = tokenizer.encode(ROLE_TEXTS[-1])
-    image = [t.vision_start] + [t.image_pad] * profile.tokens_per_image + [t.vision_end]
-    num_images = len(profile.cameras.names) * profile.cameras.frames
-    head = [*_preamble(profile, tokenizer), *image * num_images, t.traj_history_start]
-    tail = [*tokenizer.encode(INSTRUCTION_TEXT), t.im_end,
-            t.im_start, *assistant, t.cot_start]
+    if profile.prompt.style == 'chat':
+        head, tail = driving_head(profile, tokenizer), driving_tail(profile, tokenizer)
+    else:
+        head, tail = _word_head(profile, tokenizer), _word_tail(profile, tokenizer)
     return np.array(head, dtype=np.int64), np.array(tail, dtype=np.int64)
 
 
-def _preamble(profile: ProfileConfig, tokenizer: Tokenizer) -> list[int]:
-    """Return the ids before the first image."""
+def _word_head(profile: ProfileConfig, tokenizer: TextTokenizer) -> list[int]:
+    """Return the ids up to the history bins of the embedded profile."""
     t = profile.tokens
     system, user, _ = (tokenizer.encode(text) for text in ROLE_TEXTS)
-    return [t.im_start, *system, *tokenizer.encode(SYSTEM_TEXT), t.im_end, t.im_start, *user]
+    image = [t.vision_start] + [t.image_pad] * profile.tokens_per_image + [t.vision_end]
+    num_images = len(profile.cameras.names) * profile.cameras.frames
+    return [t.im_start, *system, *tokenizer.encode(SYSTEM_TEXT), t.im_end, t.im_start, *user,
+            *image * num_images, t.traj_history_start]
+
+
+def _word_tail(profile: ProfileConfig, tokenizer: TextTokenizer) -> list[int]:
+    """Return the ids behind the route block of the embedded profile."""
+    t = profile.tokens
+    return [*tokenizer.encode(INSTRUCTION_TEXT), t.im_end, t.im_start,
+            *tokenizer.encode(ROLE_TEXTS[-1]), t.cot_start]
 
 
 @lru_cache(maxsize=32)
-def _positions(profile: ProfileConfig, tokenizer: Tokenizer, length: int) -> tuple[Ints, int]:
+def _positions(profile: ProfileConfig, tokenizer: TextTokenizer,
+               length: int) -> tuple[Ints, int]:
     """Return positions and rope_delta; the layout depends on the prompt's length alone."""
-    rows, cols = profile.patch_grid
-    merge = profile.vision.spatial_merge_size
-    num_images = len(profile.cameras.names) * profile.cameras.frames
-    before = len(_preamble(profile, tokenizer))
-    after = length - before - num_images * (profile.tokens_per_image + 2)
-    image: list[Segment] = [1, (rows // merge, cols // merge), 1]
-    return segment_positions([before, *image * num_images, after])
+    head, _ = _fixed_ids(profile, tokenizer)
+    return segment_positions([*_segments(profile, head), length - len(head)])
+
+
+def _segments(profile: ProfileConfig, ids: Ints) -> list[Segment]:
+    """Return the layout of ids (S,): runs of text, and images of the profile's size."""
+    rows, cols = (n // profile.vision.spatial_merge_size for n in profile.patch_grid)
+    starts = np.flatnonzero(ids == profile.tokens.image_pad)[::rows * cols]
+    segments: list[Segment] = []
+    end = 0
+    for start in starts:
+        segments += [int(start) - end, (rows, cols)]
+        end = int(start) + rows * cols
+    return [*segments, len(ids) - end]

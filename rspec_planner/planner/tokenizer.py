@@ -24,6 +24,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 import re
+from typing import Protocol
 
 import tokenizers
 from tokenizers import models, normalizers, pre_tokenizers
@@ -57,6 +58,30 @@ _NO_SPACE_BEFORE = re.compile(r' ([,.;:!?])')
 def split_words(text: str) -> list[str]:
     """Return the lower-case words and punctuation marks that the tokenizer sees in `text`."""
     return re.findall(_WORD, text.lower())
+
+
+class TextTokenizer(Protocol):
+    """What a prompt and a planner need of a tokenizer, of whatever kind."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Return the number of rows."""
+
+    @property
+    def token_ids(self) -> TokenIds:
+        """Return the ids that a profile needs by name."""
+
+    def special(self, name: str) -> int:
+        """Return the id of a special token by its bare name."""
+
+    def encode(self, text: str) -> list[int]:
+        """Return the ids of ordinary text, never of a special token."""
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Return the text of `ids` without special tokens."""
+
+    def __hash__(self) -> int:
+        """Prompts keep what depends on the tokenizer alone."""
 
 
 class Tokenizer:
