@@ -25,7 +25,7 @@ from rspec_planner.transport import config_path, fastdds_environment
 
 #: inputs and outputs that keep their own name, below the node's, unless they are mapped
 OWN_NAMES = ('~/input/navigation_text', '~/output/path', '~/output/trajectory',
-             '~/output/trajectories', '~/output/reasoning')
+             '~/output/trajectories', '~/output/reasoning', '~/output/stop_trajectory')
 
 
 def topic_arguments():

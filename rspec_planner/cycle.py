@@ -28,11 +28,13 @@ from enum import Enum
 import time
 from typing import Protocol
 
+from rspec_planner.guard import Guard, guard_limits
 from rspec_planner.inputs import InputWatch
 from rspec_planner.parameters import NodeParameters
 from rspec_planner.planner.observation import Observation
-from rspec_planner.planner.plan import Plan
+from rspec_planner.planner.plan import Plan, Verdict
 from rspec_planner.planner.timing import LatencyWindow, STAGES
+from rspec_planner.planner.trajectory import check_plan
 
 #: skip reasons that this module adds to those of the observation buffer
 CYCLE_SKIP_REASONS = ('clock_not_running', 'input_too_old', 'stamp_in_future', 'reset')
@@ -65,7 +67,8 @@ class CycleResult:
     select_ms: float = 0.0  # of these, choosing and decoding the inputs
     pipeline_latency_ms: float = 0.0  # publication minus t0, node clock
     cyclic_ms: float | None = None  # since the previous published plan, monotonic clock
-    repeated: bool = False  # a late cycle that published the previous plan again
+    repeated: bool = False  # the previous plan was published again, with its old stamp
+    stopped: bool = False  # a controlled stop was published, on its own topic
 
 
 class PlannerLike(Protocol):
@@ -113,11 +116,12 @@ class CycleStatistics:
     """Counts and windows since activation; written by the worker, read by diagnostics."""
 
     published: int = 0
-    rejected: int = 0
+    rejected: Counter[str] = field(default_factory=Counter)  # by the name of the failed check
     failed: int = 0
     superseded: int = 0  # replaced in the mailbox by a newer frame
     rate_limited: int = 0  # above planning.rate_hz
     repeated: int = 0
+    stopped: int = 0
     deadline_misses: int = 0
     budget_misses: int = 0
     skipped: Counter[str] = field(default_factory=Counter)
@@ -135,10 +139,12 @@ class CycleStatistics:
             self.skipped[result.reason] += 1
             return
         self.published += result.outcome is Outcome.PUBLISHED
-        self.rejected += result.outcome is Outcome.REJECTED
+        if result.outcome is Outcome.REJECTED:
+            self.rejected[result.reason] += 1
         self.failed += result.outcome is Outcome.FAILED
         self.deadline_misses += result.outcome is Outcome.LATE
         self.repeated += result.repeated
+        self.stopped += result.stopped
         for name, value in times_of(result).items():
             self.windows[name].add(value)
         if result.plan is not None:
@@ -188,16 +194,20 @@ class PlanningCycle:
     """
     Run cycles and remember the last good plan.
 
-    `publish` gets a plan that passed all checks, or the previous one again on a miss.
+    `publish` gets a plan that passed all checks, or the previous one again; `publish_stop` gets
+    controlled stops.
     """
 
     def __init__(self, planner: PlannerLike, source: SourceLike, watch: InputWatch,
-                 clock_ns: Callable[[], int], publish: Callable[[Plan], None]) -> None:
+                 clock_ns: Callable[[], int], publish: Callable[[Plan], None],
+                 publish_stop: Callable[[Plan], None]) -> None:
         self._planner = planner
         self._source = source
         self._watch = watch
         self._clock_ns = clock_ns
         self._publish = publish
+        self._guard = Guard(publish, publish_stop)
+        self._fallback = ''
         self._generation = 0
         self._previous: Plan | None = None
         self._previous_at: float | None = None
@@ -208,6 +218,11 @@ class PlanningCycle:
         """Return how long the cycle in progress has run, 0 when none has; any thread."""
         started = self._started
         return 0.0 if started is None else time.perf_counter() - started
+
+    @property
+    def fallback(self) -> str:
+        """Return what the last cycle published in a plan's stead: '', 'last_valid', 'stop'."""
+        return self._fallback
 
     def invalidate(self) -> None:
         """Make a cycle in progress end without publishing; any thread may call this."""
@@ -235,7 +250,7 @@ class PlanningCycle:
 
     def _run(self, t0_ns: int, parameters: NodeParameters, cameras: Mapping[str, int]
              ) -> CycleResult:
-        generation = self._generation
+        generation, self._fallback = self._generation, ''
         refusal = self._check_age(t0_ns, parameters.sync.max_input_age_ms)
         if refusal is not None:
             return refusal
@@ -252,7 +267,7 @@ class PlanningCycle:
         if generation != self._generation:
             return _reset_result(t0_ns)
         if isinstance(chosen, Observation):
-            result = self._finish(self._planner.plan(chosen), generation, parameters)
+            result = self._plan(chosen, generation, parameters)
         else:
             result = CycleResult(t0_ns, Outcome.SKIPPED, chosen.reason, chosen.detail)
         return replace(result, wait_ms=timer.ms['wait'], select_ms=timer.ms['select'])
@@ -278,8 +293,29 @@ class PlanningCycle:
                                '--clock and use_sim_time')
         return None
 
+    def _plan(self, observation: Observation, generation: int,
+              parameters: NodeParameters) -> CycleResult:
+        """Plan, judge and publish; a plan that failed or was rejected may have a fallback."""
+        try:
+            plan = self._planner.plan(observation)
+        except Exception as error:
+            if generation == self._generation:
+                self._fall_back(observation, parameters, f'exception {type(error).__name__}')
+            raise
+        verdict = check_plan(plan, observation.t0_ns, guard_limits(parameters.guard))
+        result = self._finish(replace(plan, verdict=verdict), generation, parameters)
+        if result.outcome is Outcome.REJECTED:
+            self._fall_back(observation, parameters, result.reason)
+        return replace(result, repeated=result.repeated or self._fallback == 'last_valid',
+                       stopped=self._fallback == 'stop')
+
+    def _fall_back(self, observation: Observation, parameters: NodeParameters,
+                   reason: str) -> None:
+        self._fallback = self._guard.fall_back(parameters.guard, observation, self._previous,
+                                               self._clock_ns(), reason)
+
     def _finish(self, plan: Plan, generation: int, parameters: NodeParameters) -> CycleResult:
-        """Check and publish a plan."""
+        """Publish a judged plan, or say why not."""
         latency_ms = (self._clock_ns() - plan.t0_ns) / 1e6
         result = CycleResult(plan.t0_ns, Outcome.PUBLISHED, plan=plan,
                              pipeline_latency_ms=latency_ms)
@@ -287,8 +323,10 @@ class PlanningCycle:
         if generation != self._generation:
             result = replace(_reset_result(plan.t0_ns), plan=plan)
         elif not plan.verdict.accepted:
-            result = replace(result, outcome=Outcome.REJECTED, reason=plan.verdict.reason,
-                             detail=plan.verdict.detail)
+            result = _rejected(result, plan.verdict)
+        elif latency_ms < -_FUTURE_TOLERANCE_MS:
+            result = _rejected(result, Verdict(False, 'stamp_in_future', f'the plan is '
+                                               f'{-latency_ms:.0f} ms ahead of the node clock'))
         elif latency_ms > limit_ms:
             result = self._miss(result, limit_ms, parameters.deadline.on_miss)
         else:
@@ -329,6 +367,11 @@ class _Timer:
 def _reset_result(t0_ns: int) -> CycleResult:
     return CycleResult(t0_ns, Outcome.SKIPPED, 'reset',
                        'the node was reset while this plan was made')
+
+
+def _rejected(result: CycleResult, verdict: Verdict) -> CycleResult:
+    return replace(result, outcome=Outcome.REJECTED, reason=verdict.reason,
+                   detail=verdict.detail)
 
 
 def _elapsed_ms(started: float) -> float:

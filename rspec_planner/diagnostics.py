@@ -185,7 +185,10 @@ def inference_status(facts: PlanFacts) -> DiagnosticStatus:
         'num_points': len(plan.poses) if plan else 0,
         'reasoning_tokens': len(plan.reasoning.token_ids) if plan else 0,
         'reject_reason': last.reason if last and last.outcome is Outcome.REJECTED else '',
-        'published_total': statistics.published, 'rejected_total': statistics.rejected,
+        'published_total': statistics.published,
+        'rejected_total': statistics.rejected.total(),
+        **{f'rejected_{name}': count for name, count in sorted(statistics.rejected.items())},
+        'fallback': _fallback_of(last), 'stopped_total': statistics.stopped,
         'failed_total': statistics.failed, 'superseded_total': statistics.superseded,
         'rate_limited_total': statistics.rate_limited,
         'repeated_total': statistics.repeated, 'busy_ms': 1e3 * facts.busy_s})
@@ -207,9 +210,18 @@ def _inference(facts: PlanFacts) -> tuple[bytes, str]:
                Outcome.FAILED: f'{last.reason}: {last.detail}'}[last.outcome]
     if last.repeated:
         message += '; the previous plan was published again with its old stamp'
+    if last.stopped:
+        message += '; a controlled stop was published on ~/output/stop_trajectory'
     if level == OK and facts.silence_s is not None and facts.silence_s > LATE_S:
         return WARN, f'no plan for {facts.silence_s:.1f} s; see the inputs task'
     return level, message
+
+
+def _fallback_of(last: CycleResult | None) -> str:
+    """Return what was published in a plan's stead."""
+    if last is None:
+        return ''
+    return 'last_valid' if last.repeated else 'stop' if last.stopped else ''
 
 
 def latency_status(statistics: CycleStatistics, last: CycleResult | None,

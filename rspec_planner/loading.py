@@ -30,6 +30,7 @@ from typing import Any
 
 import numpy as np
 
+from rspec_planner.guard import guard_limits
 from rspec_planner.model.config import ProfileConfig
 from rspec_planner.parameters import NodeParameters
 from rspec_planner.planner.history import history_stamps
@@ -83,7 +84,8 @@ def _load(parameters: NodeParameters, **options: Any) -> Any:
         max_reasoning_tokens=parameters.planning.max_reasoning_tokens,
         use_vision_cache=parameters.model.vision_cache,
         draft=speculation.draft if speculation.enabled else None,
-        reuse=speculation.enabled and speculation.reuse, **options)
+        reuse=speculation.enabled and speculation.reuse,
+        limits=guard_limits(parameters.guard), **options)
 
 
 def _load_engines(parameters: NodeParameters) -> Any:

@@ -223,7 +223,8 @@ class RspecPlanner(LifecycleNode):
         anchor = cameras.names[config.cameras.ids.index(config.sync.anchor_camera)]
         outputs = Outputs(self, config, OverlayPublisher(
             self, lambda t0_ns: buffer.frame_at(anchor, t0_ns), lambda: inputs.view(anchor)))
-        cycle = PlanningCycle(planner, buffer, self._watch, self._now_ns, outputs.publish_plan)
+        cycle = PlanningCycle(planner, buffer, self._watch, self._now_ns, outputs.publish_plan,
+                              outputs.publish_stop)
         inputs.create(config.cameras, cameras.names, anchor)
         streams = tuple(f'image{index}' for index in range(len(cameras.names)))
         return _Configured(planner, buffer, inputs, outputs, cycle, streams)
@@ -297,7 +298,9 @@ class RspecPlanner(LifecycleNode):
             self._logged_errors.add(kind)
             self.get_logger().error('the planner raised; the next frame is tried again\n'
                                     + ''.join(traceback.format_exception(error)))
-        self._note(CycleResult(self._newest_t0_ns, Outcome.FAILED, 'exception', kind))
+        fallback = self._made.cycle.fallback
+        self._note(CycleResult(self._newest_t0_ns, Outcome.FAILED, 'exception', kind,
+                               repeated=fallback == 'last_valid', stopped=fallback == 'stop'))
 
     def _note(self, result: CycleResult) -> None:
         """Count a finished cycle and say what became of it."""

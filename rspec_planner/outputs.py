@@ -84,6 +84,7 @@ class Outputs:
         self._publishers: list[Any] = []
         self._path = self._create(Path, '~/output/path')
         self._trajectory = self._create(self._messages.trajectory_type, '~/output/trajectory')
+        self._stop = self._create(self._messages.trajectory_type, '~/output/stop_trajectory')
         self._reasoning = self._create(self._messages.text_type, '~/output/reasoning')
         self._stamped = self._create(String, '~/output/reasoning_stamped')
         self._marker = self._create(MarkerArray, '~/debug/marker')
@@ -111,6 +112,10 @@ class Outputs:
         self._reasoning.publish(self._messages.text(plan.t0_ns, text))
         self._stamped.publish(String(data=json.dumps({'t0_ns': plan.t0_ns, 'text': text})))
         self._publish_debug(plan, frame)
+
+    def publish_stop(self, plan: Plan) -> None:
+        """Publish a controlled stop; it shares no topic with plans."""
+        self._stop.publish(self._messages.trajectory(plan, self.parameters.output.frame))
 
     def publish_times(self, result: CycleResult) -> None:
         """Publish the times of a finished cycle that has a new plan."""

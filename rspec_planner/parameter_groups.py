@@ -119,6 +119,29 @@ class DeadlineParameters:
 
 
 @dataclass(frozen=True)
+class GuardParameters:
+    """What a plan must keep before anyone may drive it, and what is published in its stead."""
+
+    fallback: str  # 'none', 'last_valid' or 'stop'
+    last_valid_max_age_ms: float
+    stop_deceleration_mps2: float
+    allow_reverse: bool
+    max_start_error_m: float
+    max_speed_error_mps: float
+    max_step_m: float
+    max_deceleration_mps2: float
+    max_acceleration_mps2: float
+    max_lateral_acceleration_mps2: float
+    max_curvature_1pm: float
+
+    def __post_init__(self) -> None:
+        if self.stop_deceleration_mps2 > self.max_deceleration_mps2:
+            raise ConfigurationError(
+                f"'guard.stop_deceleration_mps2' {self.stop_deceleration_mps2:g} exceeds "
+                f"'guard.max_deceleration_mps2' {self.max_deceleration_mps2:g}; lower it")
+
+
+@dataclass(frozen=True)
 class OutputParameters:
     """What is published."""
 

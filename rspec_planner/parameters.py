@@ -39,6 +39,7 @@ from rspec_planner.parameter_groups import (
     DeadlineParameters,
     DebugParameters,
     EngineParameters,
+    GuardParameters,
     ModelParameters,
     OutputParameters,
     PlanningParameters,
@@ -266,6 +267,7 @@ class NodeParameters:
     planning: PlanningParameters
     speculation: SpeculationParameters
     deadline: DeadlineParameters
+    guard: GuardParameters
     output: OutputParameters
     vehicle: VehicleParameters
     debug: DebugParameters

@@ -57,13 +57,13 @@ class Bench:
                                   **sections}.items()})
         self.planner = FakePlanner()
         self.now_ns = T0 + 10 * MS
-        self.published = []
+        self.published, self.stops = [], []
         self.chosen = None
         self.prepared = []
         watch = InputWatch()
         watch.add('odometry', 'odometry', '/odom')
         self.cycle = PlanningCycle(self.planner, self, watch, lambda: self.now_ns,
-                                   self.published.append)
+                                   self.published.append, self.stops.append)
 
     def prepare(self, t0_ns):
         self.prepared.append(t0_ns)
@@ -213,7 +213,8 @@ def test_statistics_count_each_outcome_once():
     statistics.count(bench.run(), budget_ms=1e6)
     bench.chosen, bench.planner.accept = None, False
     statistics.count(bench.run(), budget_ms=1e6)
-    assert (statistics.published, statistics.rejected, statistics.budget_misses) == (2, 1, 1)
+    assert (statistics.published, statistics.budget_misses) == (2, 1)
+    assert dict(statistics.rejected) == {'start_jump': 1}
     assert dict(statistics.skipped) == {'history_short': 1}
     assert len(statistics.processing) == 3
 

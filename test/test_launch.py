@@ -148,7 +148,8 @@ def test_remaps_are_those_of_the_node_without_launch(described):
     # what is not an input of the vehicle keeps its own name, so that it follows the namespace
     assert {name: topic for name, topic in remaps.items() if name not in default_remaps()} == {
         name: name for name in ('~/input/navigation_text', '~/output/path', '~/output/trajectory',
-                                '~/output/trajectories', '~/output/reasoning')}
+                                '~/output/trajectories', '~/output/reasoning',
+                                '~/output/stop_trajectory')}
 
 
 def test_included_files_get_arguments_that_they_declare(described):

@@ -81,11 +81,13 @@ def test_common_set():
     outputs = outputs_of(node)
     plan = turning_plan()
     outputs.publish_plan(plan)
+    outputs.publish_stop(plan)
     outputs.publish_times(times_of(plan))
     sent = {topic.removeprefix(ROOT): messages for topic, messages in node.sent.items()}
     assert all(len(messages) == 1 for messages in sent.values())
     assert {topic for topic in sent if '/output/' in topic} == {
-        '/output/path', '/output/trajectory', '/output/reasoning', '/output/reasoning_stamped'}
+        '/output/path', '/output/trajectory', '/output/reasoning', '/output/reasoning_stamped',
+        '/output/stop_trajectory'}
     assert len(sent['/output/path'][0].poses) == len(sent['/output/trajectory'][0].points) == 65
     assert sent['/output/reasoning'][0].data == TEXT
     stamped = json.loads(sent['/output/reasoning_stamped'][0].data)
@@ -103,6 +105,7 @@ def test_autoware_set(monkeypatch):
     outputs = outputs_of(node, 'autoware')
     plan = turning_plan()
     outputs.publish_plan(plan)
+    outputs.publish_stop(plan)
     outputs.publish_times(times_of(plan))
     assert all(len(messages) == 1 for messages in node.sent.values())
     assert node.kinds['/planning/trajectory'] == 'Trajectory'
@@ -127,7 +130,8 @@ def test_what_nobody_hears_is_not_made(monkeypatch):
     silent = {topic.removeprefix(ROOT) for topic, messages in node.sent.items() if not messages}
     assert {topic for topic in silent if not topic.endswith('_ms')
             and '/speculation/' not in topic} == {
-        '/debug/marker', '/debug/candidates', '/output/trajectory/debug/published_time'}
+        '/debug/marker', '/debug/candidates', '/output/stop_trajectory',
+        '/output/trajectory/debug/published_time'}
 
 
 def plan_with(stats):

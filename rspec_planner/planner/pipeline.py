@@ -56,7 +56,7 @@ from rspec_planner.planner.prompt import build_prompt, max_prompt_length, Prompt
 from rspec_planner.planner.reasoner import draft_taps, GUESS_ROOM, Reasoner, tapped_tail
 from rspec_planner.planner.timing import StageTimer
 from rspec_planner.planner.tokenizer import load_tokenizer, Tokenizer
-from rspec_planner.planner.trajectory import check_trajectory
+from rspec_planner.planner.trajectory import check_trajectory, DEFAULT_LIMITS, TrajectoryLimits
 from rspec_planner.planner.vision_cache import FrameFeatures, VisionCache
 
 Floats = NDArray[np.float64]
@@ -109,7 +109,8 @@ class Planner:
                  num_samples: int = 1, flow_steps: int | None = None,
                  max_reasoning_tokens: int | None = None, use_vision_cache: bool = True,
                  draft: Draft | None = None, reuse: bool = False,
-                 make_stages: StageMaker = torch_stages) -> None:
+                 make_stages: StageMaker = torch_stages,
+                 limits: TrajectoryLimits = DEFAULT_LIMITS) -> None:
         """Without a draft decode autoregressively; `reuse` verifies the last text first."""
         self.profile: ProfileConfig = target.cfg
         self.precision = str(target.dtype).removeprefix('torch.')
@@ -126,7 +127,7 @@ class Planner:
         rows += -rows % _CAPACITY_BUCKET
         self.draft_name = (draft.cfg.name or draft.cfg.label) if draft is not None else ''
         self._stages = make_stages(target, rows, samples, self._budget, draft)
-        self._reuse = reuse
+        self._reuse, self._limits = reuse, limits
         self._last_ids: tuple[int, ...] = ()
         self._cache = VisionCache() if use_vision_cache else None
         self._space = UnicycleActionSpace(target.cfg.action_space)
@@ -139,7 +140,8 @@ class Planner:
              max_reasoning_tokens: int | None = None, use_vision_cache: bool = True,
              draft: str | None = None, reuse: bool = False,
              dtype: torch.dtype = torch.float32,
-             make_stages: StageMaker = torch_stages) -> Planner:
+             make_stages: StageMaker = torch_stages,
+             limits: TrajectoryLimits = DEFAULT_LIMITS) -> Planner:
         """
         Load a checkpoint folder, or an embedded one by name ('tiny').
 
@@ -162,7 +164,7 @@ class Planner:
         return cls(target, tokenizer, seed=seed, num_samples=num_samples,
                    flow_steps=flow_steps, max_reasoning_tokens=max_reasoning_tokens,
                    use_vision_cache=use_vision_cache, draft=routine, reuse=reuse,
-                   make_stages=make_stages)
+                   make_stages=make_stages, limits=limits)
 
     def reset(self) -> None:
         """Drop what is cached from earlier frames."""
@@ -311,7 +313,8 @@ class Planner:
                            f'no <|traj_future_start|> within {len(reasoning.token_ids)} tokens, '
                            f'budget {self._budget}')
         return check_trajectory(rollout.poses[best], rollout.speeds[best],
-                                rollout.accelerations[best], rollout.curvatures[best])
+                                rollout.accelerations[best], rollout.curvatures[best],
+                                self._limits)
 
 
 def medoid(poses: Floats) -> int:
