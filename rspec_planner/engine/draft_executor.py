@@ -30,6 +30,7 @@ from torch import Tensor
 
 from rspec_planner.engine.torch_executor import TorchExecutor
 from rspec_planner.errors import ConfigurationError
+from rspec_planner.model.backbone import Backbone
 from rspec_planner.model.dflash import Dflash
 from rspec_planner.model.draft import Draft, DraftConfig, DraftRotary
 from rspec_planner.model.draft_packed import (
@@ -46,10 +47,9 @@ from rspec_planner.model.draft_packed import (
 from rspec_planner.model.eagle3 import Eagle3
 from rspec_planner.model.layer import DecoderLayer
 from rspec_planner.model.taps import TapBuffer
-from rspec_planner.model.target import Target
 
 
-def draft_executor(draft: Draft, target: Target, tokens: Tensor, taps: TapBuffer,
+def draft_executor(draft: Draft, target: Backbone, tokens: Tensor, taps: TapBuffer,
                    positions: Tensor, kept: Tensor | None = None) -> TorchExecutor:
     """
     Return the stage that proposes what follows the anchor at row p = start.

@@ -31,6 +31,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from rspec_planner.model.action import ExpertContext
+from rspec_planner.model.backbone import Backbone
 from rspec_planner.model.image import patchify
 from rspec_planner.model.rope import flat_cos_sin, mrope_cos_sin
 from rspec_planner.model.taps import TapBuffer
@@ -89,7 +90,7 @@ def vision_executor(target: Target, images: int) -> TorchExecutor:
     return TorchExecutor(body, inputs, outputs)
 
 
-def feature_buffers(target: Target, images: int) -> dict[str, Tensor]:
+def feature_buffers(target: Backbone, images: int) -> dict[str, Tensor]:
     """Return 'features' (N, T, hidden) and 'deepstack' (D, N, T, hidden) for N images."""
     cfg = target.cfg
     shape = (images, cfg.tokens_per_image, cfg.text.hidden_size)
@@ -98,7 +99,7 @@ def feature_buffers(target: Target, images: int) -> dict[str, Tensor]:
             'deepstack': torch.zeros((taps, *shape), dtype=target.dtype, device=target.device)}
 
 
-def prefill_executor(target: Target, cache: KVCache, capacity: int,
+def prefill_executor(target: Backbone, cache: KVCache, capacity: int,
                      taps: TapBuffer | None = None, guess: int = 0,
                      tail: int = 1) -> TorchExecutor:
     """
@@ -114,12 +115,11 @@ def prefill_executor(target: Target, cache: KVCache, capacity: int,
     rows (0: all) and the guessed ones.
     """
     cfg, device = target.cfg, target.device
-    images = len(cfg.cameras.names) * cfg.cameras.frames
     inputs = {'ids': torch.zeros(capacity, dtype=torch.int64, device=device),
               'positions': torch.zeros((3, capacity), dtype=torch.int64, device=device),
               'length': torch.zeros(1, dtype=torch.int64, device=device),
               'guess_length': torch.zeros(1, dtype=torch.int64, device=device),
-              **feature_buffers(target, images)}
+              **feature_buffers(target, cfg.num_images)}
     text = cfg.text
 
     def body(inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor]) -> None:
@@ -140,7 +140,7 @@ def prefill_executor(target: Target, cache: KVCache, capacity: int,
     return TorchExecutor(body, inputs, _choice_buffers(target, guess + 1))
 
 
-def verify_executor(target: Target, cache: KVCache, width: int,
+def verify_executor(target: Backbone, cache: KVCache, width: int,
                     taps: TapBuffer | None = None) -> TorchExecutor:
     """
     Return the stage that reads `width` tokens at cache rows start .. start + width - 1.
@@ -162,7 +162,7 @@ def verify_executor(target: Target, cache: KVCache, width: int,
     return TorchExecutor(body, inputs, _choice_buffers(target, width))
 
 
-def tree_verify_executor(target: Target, cache: KVCache, width: int,
+def tree_verify_executor(target: Backbone, cache: KVCache, width: int,
                          taps: TapBuffer | None = None) -> TorchExecutor:
     """
     Return the stage that reads a tree of `width` nodes, node 0 the anchor.
@@ -235,14 +235,14 @@ def _context(target: Target, cache: KVCache, samples: int, length: int) -> Exper
     return target.expert.prepare(*wide)
 
 
-def _flat_table(target: Target, rows: int) -> tuple[Tensor, Tensor]:
+def _flat_table(target: Backbone, rows: int) -> tuple[Tensor, Tensor]:
     """Return cos and sin of positions 0 .. rows - 1, equal on all three axes."""
     text = target.cfg.text
     return flat_cos_sin(torch.arange(rows, device=target.device), text.head_dim,
                         text.rope_theta)
 
 
-def _run(target: Target, hidden: Tensor, cos: Tensor, sin: Tensor, cache: KVCache, start: int,
+def _run(target: Backbone, hidden: Tensor, cos: Tensor, sin: Tensor, cache: KVCache, start: int,
          taps: TapBuffer | None, **options: Any) -> Tensor:
     """Run the decoder over rows start .. of the cache; return hidden states, store the taps."""
     if taps is None:
@@ -254,21 +254,21 @@ def _run(target: Target, hidden: Tensor, cos: Tensor, sin: Tensor, cache: KVCach
     return chosen
 
 
-def _block_buffers(target: Target, width: int) -> dict[str, Tensor]:
+def _block_buffers(target: Backbone, width: int) -> dict[str, Tensor]:
     """Return what every verify reads: 'ids' (width,), 'start' (1,), 'rope_delta' (1,)."""
     sizes = {'ids': width, 'start': 1, 'rope_delta': 1}
     return {name: torch.zeros(size, dtype=torch.int64, device=target.device)
             for name, size in sizes.items()}
 
 
-def _choice_buffers(target: Target, rows: int) -> dict[str, Tensor]:
+def _choice_buffers(target: Backbone, rows: int) -> dict[str, Tensor]:
     """Return 'best' (rows,) and 'logits' (rows, V); forbidden ids stay at -inf for good."""
     logits = torch.full((rows, target.cfg.text.vocab_size), float('-inf'), device=target.device)
     return {'best': torch.zeros(rows, dtype=torch.int64, device=target.device),
             'logits': logits}
 
 
-def _choose(target: Target, hidden: Tensor, outputs: Mapping[str, Tensor]) -> None:
+def _choose(target: Backbone, hidden: Tensor, outputs: Mapping[str, Tensor]) -> None:
     """
     Write logits and the most likely id of each row of hidden (S, H) into the first S rows.
 

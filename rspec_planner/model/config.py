@@ -159,6 +159,15 @@ class CameraConfig:
     min_pixels: int = 163_840  # of 'bicubic': the size that a frame of any size is brought to,
     max_pixels: int = 196_608  # see image_size.smart_size
 
+    @property
+    def decode_size(self) -> tuple[int, int] | None:
+        """
+        Return the rows and columns below which a decoder must not shrink, None to keep all.
+
+        A JPEG decoded at a half and resized is close to, but not, what 'bicubic' gives.
+        """
+        return (self.height, self.width) if self.resize == 'area' else None
+
 
 @dataclass(frozen=True)
 class PromptConfig:
@@ -191,6 +200,11 @@ class ProfileConfig:
         """Return patch rows and columns of one image."""
         return (self.cameras.height // self.vision.patch_size,
                 self.cameras.width // self.vision.patch_size)
+
+    @property
+    def num_images(self) -> int:
+        """Return how many images a prompt holds."""
+        return len(self.cameras.names) * self.cameras.frames
 
     @property
     def tokens_per_image(self) -> int:

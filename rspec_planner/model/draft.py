@@ -32,7 +32,8 @@ from torch import nn, Tensor
 from torch.nn import functional
 
 from rspec_planner.errors import ConfigurationError, EngineError
-from rspec_planner.model.config import ProfileConfig, TextConfig, TokenIds
+from rspec_planner.model.backbone import BackboneConfig, SaidIds
+from rspec_planner.model.config import TextConfig
 from rspec_planner.model.layer import RmsNorm
 from rspec_planner.model.rope import flat_cos_sin, mrope_cos_sin
 from rspec_planner.model.text import TextDecoder
@@ -158,7 +159,7 @@ def eagle3_taps(layers: int) -> tuple[int, ...]:
     return dflash_taps(layers)
 
 
-def _config(profile: ProfileConfig, values: dict[str, Any], over: dict[str, Any]) -> DraftConfig:
+def _config(profile: BackboneConfig, values: dict[str, Any], over: dict[str, Any]) -> DraftConfig:
     text = profile.text
     middle = text.intermediate_size if text.hidden_size >= WIDE else text.hidden_size * 3 // 2
     shared = {'hidden_size': text.hidden_size, 'num_heads': text.num_heads,
@@ -171,14 +172,14 @@ def _config(profile: ProfileConfig, values: dict[str, Any], over: dict[str, Any]
     return cfg if cfg.name else replace(cfg, name=cfg.label)
 
 
-def dflash_config(profile: ProfileConfig, **over: Any) -> DraftConfig:
+def dflash_config(profile: BackboneConfig, **over: Any) -> DraftConfig:
     """Return a DFlash draft for a profile: 2 layers, block 16, window 8, flat, whole head."""
     values = {'kind': 'dflash', 'block': 16, 'window': 8, 'rotary': 'flat', 'num_layers': 2,
               'taps': dflash_taps(profile.text.num_layers)}
     return _config(profile, values, over)
 
 
-def eagle3_config(profile: ProfileConfig, **over: Any) -> DraftConfig:
+def eagle3_config(profile: BackboneConfig, **over: Any) -> DraftConfig:
     """Return an EAGLE-3 draft for a profile: block 8 (gamma 7), window 8, flat, whole head."""
     values = {'kind': 'eagle3', 'block': 8, 'window': 8, 'rotary': 'flat', 'num_layers': 1,
               'taps': eagle3_taps(profile.text.num_layers)}
@@ -257,7 +258,7 @@ class Draft(nn.Module):
         """Return the number of the draft's own weights."""
         return sum(weight.numel() for weight in self.parameters())
 
-    def bind(self, text: TextDecoder, tokens: TokenIds) -> Self:
+    def bind(self, text: TextDecoder, tokens: SaidIds) -> Self:
         """
         Lend the draft the target's embedding and head; call it after any move of either.
 
