@@ -35,6 +35,8 @@ from torch import Tensor
 from rspec_planner.errors import EngineError
 from rspec_planner.model.config import ProfileConfig
 from rspec_planner.model.target import Target
+from rspec_planner.model.upstream_checkpoint import load_upstream
+from rspec_planner.model.upstream_folder import is_upstream
 
 MAX_SHARD_BYTES = 8_000_000
 HEADER_BYTES = 64 * 1024  # room for the safetensors header within the limit
@@ -176,7 +178,13 @@ def save_target(target: Target, directory: str | Path, manifest: Mapping[str, An
 
 def load_target(directory: str | Path, device: torch.device | str = 'cpu',
                 dtype: torch.dtype = torch.float32) -> Target:
-    """Return a packed target for inference; EngineError names the file or tensor at fault."""
+    """
+    Return a packed target for inference; EngineError names the file or tensor at fault.
+
+    The folder is one of ours, or a released one, see `upstream_checkpoint`.
+    """
+    if is_upstream(directory):
+        return load_upstream(directory, device, dtype)
     tensors, config = read_weights(directory, device, dtype)
     try:
         profile = ProfileConfig.from_dict(config)

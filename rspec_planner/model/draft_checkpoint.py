@@ -41,6 +41,8 @@ from rspec_planner.model.dflash import Dflash
 from rspec_planner.model.draft import Draft, DraftConfig
 from rspec_planner.model.eagle3 import Eagle3
 from rspec_planner.model.target import Target
+from rspec_planner.model.upstream_checkpoint import upstream_digest
+from rspec_planner.model.upstream_folder import is_upstream
 
 TARGET_KEY = 'target'
 IDS_NAME = 'draft_ids'
@@ -55,9 +57,11 @@ def target_digest(directory: str | Path) -> str:
     """
     Return what identifies the weights of a target's checkpoint folder, a sha256 in hex.
 
-    It covers the names and digests of the weight files in the folder's manifest; EngineError
-    when there is none.
+    It covers the names and digests of the weight files in the folder's manifest; a released
+    folder has none and is told by `upstream_folder.fingerprint`. EngineError otherwise.
     """
+    if is_upstream(directory):
+        return upstream_digest(directory)
     files = read_manifest(directory)['files']
     weights = sorted((name, str(digest)) for name, digest in files.items()
                      if name.endswith('.safetensors'))

@@ -141,9 +141,24 @@ class SwiGlu(nn.Module):
         return out
 
 
+def _adjacent(weights: list[Tensor]) -> Tensor | None:
+    """Return one view of matrices (rows, n) that lie behind each other, None if they do not."""
+    first, rows, end = weights[0], 0, weights[0].storage_offset()
+    for weight in weights:
+        if weight.untyped_storage().data_ptr() != first.untyped_storage().data_ptr() \
+                or weight.storage_offset() != end or not weight.is_contiguous():
+            return None
+        rows, end = rows + weight.shape[0], end + weight.numel()
+    return first.as_strided((rows, first.shape[1]), first.stride())
+
+
 def _join(*linears: nn.Linear) -> Tensor:
     """Return the joined weights, transposed; each linear's weight becomes a view of them."""
-    stack = torch.cat([linear.weight.detach() for linear in linears])
+    weights = [linear.weight.detach() for linear in linears]
+    joined = _adjacent(weights)
+    if joined is not None:  # a loader allocated them so: no copy, no second peak
+        return joined.t()
+    stack = torch.cat(weights)
     parts = torch.split(stack, [linear.out_features for linear in linears])
     for linear, part in zip(linears, parts):
         linear.weight.data = part
