@@ -22,6 +22,7 @@ from typing import Any, ClassVar
 import click
 
 from rspec_planner.cli_report import CONTEXT, reports
+from rspec_planner.errors import ConfigurationError
 
 
 class SettingsCommand(click.Command):
@@ -166,7 +167,7 @@ def device_options(frames: int) -> Callable[[Callable[..., Any]], Callable[..., 
                 click.option('--pdl', is_flag=True,
                              help='Let the start of a kernel overlap the end of the last.'),
                 click.option('--fp8', is_flag=True,
-                             help='Verify and flow read e4m3 weights.'),
+                             help='Prefill, verify and flow read e4m3 weights.'),
                 click.option('--plans', type=click.Path(path_type=Path, exists=True),
                              help='How products are cut, written by bench kernels.'))):
             function = option(function)
@@ -259,9 +260,11 @@ def bench_gpu(profile: str, device: str, out: Path, seconds: float, only: str,
 @click.option('--seed', type=int, default=0, show_default=True, help='Seed of the drive.')
 @click.option('--draft', default='default', show_default=True,
               help="An embedded draft by name, a folder, or 'none'.")
+@click.option('--fp8', is_flag=True,
+              help='Prefill, verify and flow read e4m3 weights; alpamayo-r1 only.')
 @reports()
 def bench_frame(profile: str, device: str, frames: int, checkpoint: Path | None,
-                seed: int, draft: str) -> Mapping[str, Any]:
+                seed: int, draft: str, fp8: bool) -> Mapping[str, Any]:
     """
     Time whole frames stage by stage, streaming and without cached images.
 
@@ -269,6 +272,9 @@ def bench_frame(profile: str, device: str, frames: int, checkpoint: Path | None,
     """
     if profile == 'alpamayo-r1' and checkpoint is None:
         from rspec_planner.evaluate.bench_device_frame import bench_device_frame as measure_r1
-        return measure_r1(profile, device, frames)
+        return measure_r1(profile, device, frames, fp8=fp8)
+    if fp8:
+        raise ConfigurationError('--fp8 times the device-resident frame: add --profile '
+                                 'alpamayo-r1, or use bench device-frame')
     from rspec_planner.evaluate.bench import bench_frame as measure
     return measure(profile, device, frames, checkpoint=checkpoint, seed=seed, draft=draft)

@@ -67,11 +67,12 @@ class _Text:
     """What prefill and verify share."""
 
     def __init__(self, target: Target, kernels: Kernels, frame: FrameBuffers, cache: KVCache,
-                 taps: DeviceTaps) -> None:
+                 taps: DeviceTaps, layers: Sequence[LayerWeights] | None = None) -> None:
         text = target.cfg.text
         self.cfg, self.kernels, self.frame, self.cache = text, kernels, frame, cache
         self.taps = taps
-        self.layers = [LayerWeights.of(layer) for layer in target.text.layers]
+        self.layers = list(layers) if layers is not None else [
+            LayerWeights.of(layer) for layer in target.text.layers]
         self.embedding = target.text.embed_tokens.weight.detach()
         self.norm = target.text.norm.weight.detach()
         self.head = target.text.lm_head.weight.detach()
@@ -101,8 +102,7 @@ class Verify(_Text):
         layers: others than the target's own, such as fp8 copies. widest: the widest verify whose
         choices must equal these bit for bit.
         """
-        super().__init__(target, kernels, frame, cache, taps)
-        self.layers = list(layers) if layers is not None else self.layers
+        super().__init__(target, kernels, frame, cache, taps, layers)
         self.ids, self.best = (torch.zeros(width, dtype=torch.int64, device=target.device)
                                for _ in range(2))
         self.widest = max(width, widest)
@@ -137,9 +137,14 @@ class Prefill(_Text):
     """Reads the frame's tokens and images; commits the first token and the guess's right part."""
 
     def __init__(self, target: Target, kernels: Kernels, frame: FrameBuffers, cache: KVCache,
-                 taps: DeviceTaps, guess: int, tail: int) -> None:
-        """Up to `guess` guessed tokens; taps of the last layer for `tail` last prompt rows."""
-        super().__init__(target, kernels, frame, cache, taps)
+                 taps: DeviceTaps, guess: int, tail: int,
+                 layers: Sequence[LayerWeights] | None = None) -> None:
+        """
+        Take up to `guess` guessed tokens; tap the last layer for `tail` last prompt rows.
+
+        layers: others than the target's own, see `Verify`.
+        """
+        super().__init__(target, kernels, frame, cache, taps, layers)
         cfg, device = target.cfg, target.device
         images = len(cfg.cameras.names) * cfg.cameras.frames
         shape = (images * cfg.tokens_per_image, cfg.text.hidden_size)
@@ -172,6 +177,11 @@ class Prefill(_Text):
             if column is not None:
                 self.taps.rows[:count, column] = hidden
         self._conclude(hidden, tables)
+
+    @property
+    def last_states(self) -> Tensor:
+        """Return the states (guess + 1, H) of the last prompt row and of guessed rows."""
+        return self._end.hidden[self._tail - 1:]
 
     def _project(self, weights: LayerWeights, hidden: Tensor, tables: tuple[Tensor, Tensor],
                  index: int) -> Tensor:

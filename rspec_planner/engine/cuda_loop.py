@@ -30,8 +30,9 @@ from torch import Tensor
 from rspec_planner.engine.cuda_decoder import DeviceTaps, Prefill, Verify
 from rspec_planner.engine.cuda_draft import BlockDraft
 from rspec_planner.engine.cuda_flow import Flow
+from rspec_planner.engine.cuda_fp8 import Fp8Weights
+from rspec_planner.engine.cuda_fp8_prefill import Fp8Prefill
 from rspec_planner.engine.cuda_frame import FrameBuffers
-from rspec_planner.engine.cuda_rows import LayerWeights
 from rspec_planner.engine.kernels.frame import Slot
 from rspec_planner.engine.kernels.select import Kernels, kernels_for
 from rspec_planner.errors import ConfigurationError
@@ -49,17 +50,19 @@ class DeviceFrame:
     def __init__(self, target: Target, *, prompt_rows: int, budget: int,
                  draft: Draft | None = None, guess_room: int = 0, samples: int = 1,
                  flow_steps: int | None = None, kernels: Kernels | None = None,
-                 width: int | None = None, fp8: bool = False) -> None:
+                 width: int | None = None, fp8: Fp8Weights | None = None) -> None:
         """
         Make the buffers for prompts of up to `prompt_rows` rows, guess included.
 
         budget: the most generated tokens. draft: None decodes one token a forward, or `width`
-        rows of which all but the first are wasted. fp8: verify and flow read e4m3
-        copies of their matrices; prefill, head and draft stay as they are. Raises
+        rows of which all but the first are wasted. fp8: what
+        `quantise_target` made of the target, for prefill, verify and flow. Raises
         ConfigurationError for a draft that does not run here.
         """
         cfg, device = target.cfg, target.device
         self.kernels = kernels or kernels_for(device)
+        if fp8 is not None:
+            self.kernels = fp8.kernels(self.kernels)
         width = draft.cfg.block if draft is not None else width or 1
         rows = prompt_rows + budget + 2 * width + 1
         rows += -rows % _CHUNK
@@ -69,11 +72,9 @@ class DeviceFrame:
         layers = draft.cfg.taps if draft is not None else ()
         self.taps = DeviceTaps(layers, rows, cfg.text.hidden_size, target.dtype, device)
         tail = draft.cfg.window if draft is not None and cfg.text.num_layers - 1 in layers else 1
-        self.prefill = Prefill(target, self.kernels, self.frame, self.cache, self.taps,
-                               guess_room, tail)
-        self._layers, expert = (
-            [LayerWeights.of(layer).fp8() for layer in layers] if fp8 else None
-            for layers in (target.text.layers, target.expert.layers))
+        parts = target, self.kernels, self.frame, self.cache, self.taps, guess_room, tail
+        self.prefill = Prefill(*parts) if fp8 is None else Fp8Prefill(*parts, fp8)
+        self._layers, expert = (None, None) if fp8 is None else (fp8.text, fp8.expert)
         self.flow = Flow(target, self.kernels, self.frame, self.cache,
                          flow_steps or cfg.flow.num_steps, expert)
         self._widest = width

@@ -30,6 +30,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rspec_planner.engine.cuda_fp8 import Fp8Weights, layer_bytes, quantise_target
 from rspec_planner.engine.cuda_graph import capture, FrameRunner
 from rspec_planner.engine.cuda_loop import DeviceFrame
 from rspec_planner.engine.cuda_random import random_draft, random_target
@@ -75,15 +76,34 @@ class Bed:
     frame: DeviceFrame
     script: Tensor
     right: Tensor
+    fp8: Fp8Weights | None = None
 
     @staticmethod
     def make(profile: str, device: str, block: int = 16, samples: int = 1,
              fp8: bool = False) -> Bed:
-        """Return a bed; its draft has two layers, a window of 8 and a reduced head."""
+        """
+        Return a bed; its draft has two layers, a window of 8 and a reduced head.
+
+        fp8: see `quantised`.
+        """
         place, cfg = torch.device(device), profile_config(profile)
         dtype = torch.bfloat16 if place.type == 'cuda' else torch.float32
         target = random_target(cfg, place, dtype)
         draft = random_draft(target, block=block)
+        return Bed._over(target, draft, samples, quantise_target(target) if fp8 else None)
+
+    def quantised(self, **options: Any) -> Bed:
+        """
+        Return a bed over the same target in fp8; this one is spent, for its matrices are freed.
+
+        options: of `quantise_target`.
+        """
+        return Bed._over(self.target, self.draft, self.frame.frame.noise.shape[0],
+                         quantise_target(self.target, **options))
+
+    @staticmethod
+    def _over(target: Target, draft: Dflash, samples: int, fp8: Fp8Weights | None) -> Bed:
+        cfg, place = target.cfg, target.device
         rows = len(bench_prompt(cfg, 0).ids) + GUESS_ROOM
         rows += -rows % 64
         frame = DeviceFrame(target, prompt_rows=rows, budget=BUDGET, draft=draft,
@@ -94,7 +114,7 @@ class Bed:
         features, deepstack = features_of(target)
         frame.prefill.features.copy_(features)
         frame.prefill.deepstack.copy_(deepstack)
-        return Bed(target, draft, frame, script, right)
+        return Bed(target, draft, frame, script, right, fp8)
 
     def begin(self, prompt: BenchPrompt, limit: int, guess: Sequence[int] = (),
               end_id: int | None = None) -> None:
@@ -143,10 +163,10 @@ class Way:
             'host_syncs': self.syncs}
 
 
-def precision(bed: Bed, fp8: bool) -> str:
+def precision(bed: Bed) -> str:
     """Return what weights and activations are kept in."""
     plain = str(bed.target.dtype).split('.')[-1]
-    return f'{plain}, verify and flow weights fp8' if fp8 else plain
+    return plain if bed.fp8 is None else f'{plain}, matrices of text and expert fp8'
 
 
 def repeat(bed: Bed, body: Callable[[], None], repeats: int = 30) -> dict[str, float]:
@@ -189,15 +209,14 @@ def bandwidth(device: torch.device) -> float:
     return best
 
 
-def weight_bytes(target: Target) -> dict[str, int]:
+def weight_bytes(bed: Bed) -> dict[str, int]:
     """Return the bytes of weights that one verify, and one flow step, must read."""
-    size = target.text.embed_tokens.weight.element_size()
-    tokens = target.cfg.tokens
-    head = target.text.lm_head.weight
-    gap = (min(tokens.forbidden_end, len(head)) - tokens.forbidden_start) * head.shape[1]
-    text = sum(w.numel() for w in target.text.layers.parameters()) + head.numel() - gap
-    flow = sum(w.numel() for w in target.expert.layers.parameters())
-    return {'verify': text * size, 'flow_step': flow * size}
+    tokens, head = bed.target.cfg.tokens, bed.target.text.lm_head.weight
+    gap = min(tokens.forbidden_end, len(head)) - tokens.forbidden_start
+    text, flow = (sum(map(layer_bytes, layers)) for layers in (
+        bed.frame.verify.layers, bed.frame.flow.layers))
+    return {'verify': text + (len(head) - gap) * head.shape[1] * head.element_size(),
+            'flow_step': flow}
 
 
 def parts(bed: Bed) -> dict[str, Any]:
@@ -210,7 +229,7 @@ def parts(bed: Bed) -> dict[str, Any]:
             frame.kernels.begin(frame.frame.numbers, frame.frame.tokens, None, each.verify.ids,
                                 (-1, -1))
     speed = bandwidth(bed.target.device)
-    need = weight_bytes(bed.target)
+    need = weight_bytes(bed)
     floors = {name: 1e3 * count / speed if speed else 0.0 for name, count in need.items()}
     found = {'verify': repeat(bed, frame.verify), 'step': repeat(bed, plain.verify),
              'draft': repeat(bed, frame.draft), 'flow': repeat(bed, frame.flow, 8)}
@@ -241,28 +260,51 @@ def bench_decode(profile: str = 'tiny', device: str = 'cpu', frames: int = 20, *
 
     loops: ways to run the loop, see `engine.cuda_graph`; the first one also decodes without a
     draft. eager: frames of the transformers baseline, 0 leaves it out. trace: see
-    `traced_schedule`. pdl: capture with programmatic dependent launch. fp8: verify and flow read
-    e4m3 weights; floors stay those of the unquantised ones.
+    `traced_schedule`. pdl: capture with programmatic dependent launch. fp8: prefill, verify and
+    flow read e4m3 weights, whose reading is the floor; `fp8_difference` says what that changes.
     """
     if frames < 1:
         raise ConfigurationError(f'frames {frames}: must be at least 1')
-    bed = Bed.make(profile, device, block, fp8=fp8)
+    bed = Bed.make(profile, device, block)
     loops = loops or (('while', 'sync', 'pipelined') if device != 'cpu' else ('eager',))
     prompt = bench_prompt(bed.target.cfg, 0)
+    before = _baselines(bed, prompt, eager) if fp8 else None  # they need the matrices
+    bed, difference = against_fp8(bed) if fp8 else (bed, None)
     bed.begin(prompt, BUDGET)
     found = parts(bed)
     planned = schedules(frames, block, lengths, trace)
     ways = _ways(bed, prompt, loops, planned, pdl)
     reports, prefill, grown = _measure(bed, ways, planned, frames)
-    original = measure_original(bed.target, prompt, 17, eager) if eager else None
-    published = measure_dflash(bed.target, bed.draft, prompt, 17) if eager else None
+    original, published = before or _baselines(bed, prompt, eager)
     return {'profile': profile, 'device': device, 'hardware': hardware(torch.device(device)),
-            'torch': torch.__version__, 'precision': precision(bed, fp8),
+            'torch': torch.__version__, 'precision': precision(bed),
             'weights': 'random', 'accepted_lengths': 'forced', 'frames': frames,
             'prompt_tokens': len(prompt.ids), 'pdl': pdl, **found,
             'prefill_ms': percentiles(prefill), 'ways': reports,
             'allocations_after_warmup': grown, 'eager': original, 'dflash_package': published,
+            **({} if bed.fp8 is None else {'fp8': bed.fp8.report(), 'fp8_difference': difference}),
             **_ratios(reports, original)}
+
+
+def _baselines(bed: Bed, prompt: BenchPrompt, frames: int
+               ) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
+    """Return the times of transformers and of the published loop, None for no frames."""
+    if not frames:
+        return None, None
+    return (measure_original(bed.target, prompt, 17, frames),
+            measure_dflash(bed.target, bed.draft, prompt, 17))
+
+
+def against_fp8(bed: Bed, frames: int = 8) -> tuple[Bed, dict[str, Any]]:
+    """Return the bed in fp8, and how far what it says and drives is from before."""
+    from rspec_planner.evaluate.fp8_difference import answers, difference
+    noise, expected = torch.randn_like(bed.frame.frame.noise), []
+    for index in range(frames):
+        expected.append(answers(bed, bench_prompt(bed.target.cfg, index), noise))
+    small = bed.quantised()
+    found = [answers(small, bench_prompt(small.target.cfg, index), noise, before.text)
+             for index, before in enumerate(expected)]
+    return small, difference(small.target.cfg, expected, found)
 
 
 def _ways(bed: Bed, prompt: BenchPrompt, loops: Sequence[str], planned: dict[str, Schedule],

@@ -118,24 +118,32 @@ def bench_device_frame(profile: str, device: str, frames: int = 50, *, loop: str
     if frames < 1:
         raise ConfigurationError(f'frames {frames}: must be at least 1')
     loop = loop or ('while' if device != 'cpu' else 'eager')
-    bed = Bed.make(profile, device, block, samples, fp8)
+    bed = Bed.make(profile, device, block, samples)
+    before = _eager(bed, eager) if fp8 else None  # it needs the matrices
+    bed = bed.quantised() if fp8 else bed
     planned = schedules(frames, block, lengths, trace)
     ways = {name: FrameWay(schedule) for name, schedule in planned.items()}
     ways['whole text reused'] = FrameWay(next(iter(planned.values())), reuse=True)
     grown, repeated = _measure(bed, ways, loop, frames, pdl)
-    original = measure_original(bed.target, bench_prompt(bed.target.cfg, 0), 17, eager) \
-        if eager else None
+    original = before or _eager(bed, eager)
     reports = {name: way.report() for name, way in ways.items()}
     main = reports[next(iter(ways))]
     return {'profile': profile, 'device': device, 'hardware': hardware(torch.device(device)),
-            'torch': torch.__version__, 'precision': precision(bed, fp8),
+            'torch': torch.__version__, 'precision': precision(bed),
             'weights': 'random', 'accepted_lengths': 'forced', 'frames': frames, 'loop': loop,
             'samples': samples, 'pdl': pdl, 'p50': main['p50'], 'p99': main['p99'],
             'ways': reports, 'allocations_after_warmup': grown,
             'nondeterministic_frames': repeated, 'eager': original,
+            **({} if bed.fp8 is None else {'fp8': bed.fp8.report()}),
             **({} if original is None else {'frame_speedup_vs_original': {
                 name: round(original['frame_ms'] / way['p50'], 2)
                 for name, way in reports.items()}})}
+
+
+def _eager(bed: Bed, frames: int) -> dict[str, Any] | None:
+    """Return the times of transformers, None for no frames."""
+    return measure_original(bed.target, bench_prompt(bed.target.cfg, 0), 17, frames) \
+        if frames else None
 
 
 def _measure(bed: Bed, ways: dict[str, FrameWay], loop: str, frames: int,

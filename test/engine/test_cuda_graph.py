@@ -26,7 +26,6 @@ from test_cuda_loop import BUDGET, PROFILE, Prompted, run, target_of
 from rspec_planner.engine.cuda_graph import FrameRunner
 from rspec_planner.engine.cuda_loop import DeviceFrame
 from rspec_planner.engine.cuda_random import random_draft, random_target
-from rspec_planner.engine.cuda_rows import LayerWeights, quantise
 from rspec_planner.engine.kernels.frame import Slot
 from rspec_planner.errors import ConfigurationError, EngineError
 
@@ -84,20 +83,6 @@ def test_the_while_loop_names_what_it_needs(monkeypatch):
     monkeypatch.setitem(sys.modules, 'cuda.bindings', None)
     with pytest.raises(EngineError, match='requirements-cuda.txt'):
         cuda_while.condition_kernel((9, 0))
-
-
-def test_fp8_copies_keep_two_digits_and_every_way_says_the_same():
-    target, prompted = target_of(5), Prompted(5)
-    weights = LayerWeights.of(target.text.layers[0])
-    matrix, scale = quantise(weights.qkv)
-    assert matrix.dtype == torch.float8_e4m3fn
-    back = matrix.float() * scale[:, None]
-    assert float((back - weights.qkv).norm() / weights.qkv.norm()) < 0.04
-    plain = run(framed(target, fp8=True), prompted, BUDGET)
-    drafted = run(framed(target, small_draft(target, 'dflash', 5, block=5, window=3), fp8=True),
-                  prompted, BUDGET)
-    assert drafted.generated == plain.generated
-    torch.testing.assert_close(drafted.actions, plain.actions, rtol=1e-3, atol=1e-4)
 
 
 def test_a_random_target_and_its_draft_are_drawn_in_their_dtype():
