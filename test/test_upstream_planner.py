@@ -1,0 +1,108 @@
+# Copyright 2026 rspec_planner authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""A user points the planner at a released folder and gets a plan; weights are noise, ids real."""
+
+from dataclasses import replace
+import json
+
+import pytest
+from qwen_folder import write_tokenizer_folder
+import torch
+from upstream_rig import edit_config, token_ids, upstream_profile
+
+from rspec_planner.errors import EngineError
+from rspec_planner.evaluate.synthetic_checkpoint import write_checkpoint
+from rspec_planner.loading import warm_up_observation
+from rspec_planner.planner.pipeline import Planner
+from rspec_planner.planner.prompt import build_prompt
+
+#: rows, ids and bins of the released checkpoints, at a width that fits a test
+ROWS, FIRST, BINS, QWEN = 155_697, 151_669, 4_000, 151_643
+VISION_START, VISION_END, IMAGE_PAD = 151_652, 151_653, 151_655
+
+
+def released_profile(name='alpamayo-r1'):
+    small = upstream_profile()
+    tokens = replace(token_ids(FIRST, BINS, QWEN), vision_start=VISION_START,
+                     vision_end=VISION_END, image_pad=IMAGE_PAD)
+    text = replace(small.text, vocab_size=ROWS, hidden_size=32, num_layers=3,
+                   intermediate_size=48)
+    return replace(small, name=name, tokens=tokens, text=text,
+                   vision=replace(small.vision, out_hidden_size=32, deepstack_layers=(0, 2)),
+                   history=replace(small.history, num_bins=1000, first_bin_offset=3000))
+
+
+@pytest.fixture(scope='module')
+def tokenizer_folder(tmp_path_factory):
+    return write_tokenizer_folder(tmp_path_factory.mktemp('qwen'))
+
+
+@pytest.fixture(scope='module', params=['alpamayo_r1', 'alpamayo1_5'])
+def folder(request, tmp_path_factory, tokenizer_folder):
+    made = tmp_path_factory.mktemp(request.param)
+    write_checkpoint(made, released_profile(), request.param, shards=2)
+    (made / 'tokenizer.json').write_bytes((tokenizer_folder / 'tokenizer.json').read_bytes())
+    return made
+
+
+def test_a_released_folder_gives_a_plan(folder):
+    planner = Planner.load(folder, draft='default', max_reasoning_tokens=6)
+    assert planner.draft_name == '' and planner.precision == 'float32'
+    profile = planner.profile
+    assert (profile.cameras.height, profile.cameras.width) == (64, 96)
+    plan = planner.plan(warm_up_observation(profile))
+    assert len(plan.reasoning.token_ids) == 6
+    assert plan.verdict.reason == 'reasoning_incomplete'  # noise never says that it is done
+    assert torch.tensor(plan.poses).isfinite().all()
+    forbidden = range(profile.tokens.forbidden_start, profile.tokens.forbidden_end)
+    assert not set(plan.reasoning.token_ids) & set(forbidden)
+
+
+def test_the_prompt_is_that_of_the_model(folder):
+    planner = Planner.load(folder, draft=None)
+    profile = planner.profile
+    observation = warm_up_observation(profile)
+    ids = build_prompt(profile, planner.tokenizer, observation.ego_poses).token_ids.tolist()
+    labelled = profile.name == 'alpamayo-1.5'
+    assert (profile.prompt.camera_names, profile.prompt.frame_numbers) == (labelled, labelled)
+    assert ids.count(IMAGE_PAD) == 16 * 6
+    assert profile.tokens.cot_start == 155_677 == ids[-1]
+    bins = [i for i in ids if 154_669 <= i <= 155_668]
+    assert len(bins) == 48
+
+
+def test_bfloat16_on_request(folder):
+    target = Planner.load(folder, draft=None, dtype=torch.bfloat16)
+    assert target.precision == 'bfloat16'
+
+
+def test_a_folder_without_a_tokenizer_says_where_to_put_one(folder, tmp_path):
+    for path in folder.iterdir():
+        if path.name != 'tokenizer.json':
+            (tmp_path / path.name).symlink_to(path)
+    with pytest.raises(EngineError, match='tokenizer.json.*Qwen3-VL-8B-Instruct.*tokenizer'):
+        Planner.load(tmp_path)
+    (tmp_path / 'tokenizer').mkdir()
+    (tmp_path / 'tokenizer/tokenizer.json').write_bytes((folder / 'tokenizer.json').read_bytes())
+    assert Planner.load(tmp_path, draft=None).profile.name.startswith('alpamayo')
+
+
+def test_a_tokenizer_with_other_ids_is_refused(folder, tmp_path):
+    for path in folder.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    config = json.loads((tmp_path / 'config.json').read_text())
+    config['vlm_config']['image_token_id'] = 151_654
+    edit_config(tmp_path, **config)
+    with pytest.raises(EngineError, match='image_pad is 151655.*says 151654'):
+        Planner.load(tmp_path, draft=None)
