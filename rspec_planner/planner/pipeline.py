@@ -39,8 +39,7 @@ from rspec_planner.engine.torch_executor import (
     prefill_executor,
     vision_executor,
 )
-from rspec_planner.errors import ConfigurationError, EngineError, InputError
-from rspec_planner.model.checkpoint import load_target
+from rspec_planner.errors import ConfigurationError, InputError
 from rspec_planner.model.config import ProfileConfig
 from rspec_planner.model.draft import Draft
 from rspec_planner.model.draft_checkpoint import load_draft
@@ -48,14 +47,15 @@ from rspec_planner.model.flow import euler_sample
 from rspec_planner.model.target import Target
 from rspec_planner.model.text import KVCache
 from rspec_planner.model.unicycle import UnicycleActionSpace
-from rspec_planner.planner.drafts import draft_folder, EMBEDDED, EMBEDDED_NAMES
+from rspec_planner.planner.checkpoints import chosen_draft, open_checkpoint
+from rspec_planner.planner.drafts import EMBEDDED, EMBEDDED_NAMES
 from rspec_planner.planner.history import yaw_of
 from rspec_planner.planner.observation import Observation
 from rspec_planner.planner.plan import Plan, Reasoning, Verdict
 from rspec_planner.planner.prompt import build_prompt, max_prompt_length, Prompt
 from rspec_planner.planner.reasoner import draft_taps, GUESS_ROOM, Reasoner, tapped_tail
 from rspec_planner.planner.timing import StageTimer
-from rspec_planner.planner.tokenizer import load_tokenizer, Tokenizer
+from rspec_planner.planner.tokenizer import TextTokenizer
 from rspec_planner.planner.trajectory import check_trajectory, DEFAULT_LIMITS, TrajectoryLimits
 from rspec_planner.planner.vision_cache import FrameFeatures, VisionCache
 
@@ -105,7 +105,7 @@ def torch_stages(target: Target, capacity: int, samples: int, budget: int,
 class Planner:
     """Plans frame by frame; one thread at a time."""
 
-    def __init__(self, target: Target, tokenizer: Tokenizer, *, seed: int = 0,
+    def __init__(self, target: Target, tokenizer: TextTokenizer, *, seed: int = 0,
                  num_samples: int = 1, flow_steps: int | None = None,
                  max_reasoning_tokens: int | None = None, use_vision_cache: bool = True,
                  draft: Draft | None = None, reuse: bool = False,
@@ -139,28 +139,23 @@ class Planner:
              num_samples: int = 1, flow_steps: int | None = None,
              max_reasoning_tokens: int | None = None, use_vision_cache: bool = True,
              draft: str | None = None, reuse: bool = False,
-             dtype: torch.dtype = torch.float32,
+             dtype: torch.dtype | None = None,
              make_stages: StageMaker = torch_stages,
              limits: TrajectoryLimits = DEFAULT_LIMITS) -> Planner:
         """
         Load a checkpoint folder, or an embedded one by name ('tiny').
 
-        draft: see `drafts.draft_folder`; None decodes autoregressively. dtype: of weights and
-        caches. make_stages: what executes the networks.
+        draft: see `checkpoints.chosen_draft`; None decodes autoregressively. dtype: of weights
+        and caches, see `checkpoints.open_checkpoint`. make_stages: what executes the networks.
         Raises EngineError for a missing or damaged file and ConfigurationError for an argument
         that makes no sense.
         """
         embedded = checkpoint in EMBEDDED_NAMES
         directory = EMBEDDED / checkpoint if embedded else Path(checkpoint)
-        target = load_target(directory, _device(device), dtype).requires_grad_(False)
-        tokenizer = load_tokenizer(directory)
-        found = (tokenizer.token_ids, tokenizer.vocab_size)
-        if found != (target.cfg.tokens, target.cfg.text.vocab_size):
-            raise EngineError(f'{directory}: tokenizer.json and config.json disagree about ids; '
-                              'restore both from one checkpoint')
-        target.pack()
-        routine = None if draft is None else \
-            load_draft(draft_folder(draft, directory), target, dtype=dtype, checkpoint=directory)
+        target, tokenizer = open_checkpoint(directory, _device(device), dtype)
+        folder = chosen_draft(draft, directory)
+        routine = None if folder is None else \
+            load_draft(folder, target, dtype=target.dtype, checkpoint=directory)
         return cls(target, tokenizer, seed=seed, num_samples=num_samples,
                    flow_steps=flow_steps, max_reasoning_tokens=max_reasoning_tokens,
                    use_vision_cache=use_vision_cache, draft=routine, reuse=reuse,
