@@ -119,7 +119,7 @@ class BagPlanner:
         self._planner = planner
         self._topics = topics
         self._cameras = cameras.names
-        self._image_size = (cameras.height, cameras.width)
+        self._image_size = cameras.decode_size
         self._anchor = cameras.names[cameras.ids.index(sync.anchor_camera)] \
             if sync.anchor_camera in cameras.ids else cameras.anchor
         self._buffer = ObservationBuffer(planner.profile, SelectionLimits(
@@ -196,7 +196,7 @@ def _stamp_ns(content: Any) -> int:
     return int(stamp.sec) * 10**9 + int(stamp.nanosec)
 
 
-def _decode(topic: str, content: Any, at_least: tuple[int, int]) -> Any:
+def _decode(topic: str, content: Any, at_least: tuple[int, int] | None) -> Any:
     """Return RGB pixels of an Image or CompressedImage; errors name the topic."""
     try:
         return decode_message(content, at_least)

@@ -101,7 +101,7 @@ class InputSubscriptions:
         self._qos_faults: dict[str, str] = {}
         self._notes: dict[str, str] = {}
         self._anchor = ''
-        self._image_size = (buffer.cameras.height, buffer.cameras.width)
+        self._image_size = buffer.cameras.decode_size
         self._refuse_unfit = False
         self.calibration = CalibrationChecks(buffer.cameras)
         self._frames = StaticFrames()

@@ -29,6 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rspec_planner.model.config import CameraConfig
+from rspec_planner.model.image_size import size_fault
 from rspec_planner.planner.buffers import SelectionLimits
 from rspec_planner.planner.camera_roles import BY_NAME
 
@@ -154,11 +155,9 @@ def _other_role(camera: str, calibration: Calibration, cameras: CameraConfig,
 def _size_fault(camera: str, width: int, height: int,
                 cameras: CameraConfig) -> CalibrationFault | None:
     """Return whether the model would see stretched or enlarged pixels."""
-    ratio = width / height / (cameras.width / cameras.height)
-    if abs(ratio - 1.0) > SelectionLimits.aspect_tolerance:
-        return CalibrationFault(
-            'camera_info_aspect', f"camera '{camera}': {width}x{height} pixels, expected the "
-            f'aspect ratio of {cameras.width}x{cameras.height}; crop upstream')
+    fault = size_fault(cameras, height, width, SelectionLimits.aspect_tolerance)
+    if fault:
+        return CalibrationFault('camera_info_aspect', f"camera '{camera}': {fault}")
     if width < cameras.width or height < cameras.height:
         return CalibrationFault(
             'camera_info_too_small', f"camera '{camera}': {width}x{height} pixels, the model "

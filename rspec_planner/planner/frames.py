@@ -30,6 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rspec_planner.model.config import CameraConfig
+from rspec_planner.model.image_size import resize_bicubic, size_fault
 
 Pixels = NDArray[np.uint8]
 ImageSource = Pixels | Callable[[], Pixels]
@@ -100,11 +101,11 @@ class FrameDecoder:
         if image.shape[:2] == (height, width):
             return image
         rows, cols = image.shape[:2]
-        ratio = (cols / rows) / (width / height) if rows and cols else 0.0
-        if abs(ratio - 1.0) > self._aspect_tolerance:
-            raise FrameFault('image_wrong_size', f'camera {camera}: {cols}x{rows} pixels, '
-                             f'expected the aspect ratio of {width}x{height}; crop upstream')
-        return averaged_down(image, height, width)
+        fault = size_fault(self._cameras, rows, cols, self._aspect_tolerance)
+        if fault:
+            raise FrameFault('image_wrong_size', f'camera {camera}: {fault}')
+        resize = resize_bicubic if self._cameras.resize == 'bicubic' else averaged_down
+        return resize(image, height, width)
 
 
 def averaged_down(image: Pixels, height: int, width: int) -> Pixels:
