@@ -39,6 +39,7 @@ from rspec_planner.model.config import (
     TokenIds,
     VisionConfig,
 )
+from rspec_planner.model.image_size import smart_size
 from rspec_planner.model.upstream_fields import Fields, read_json
 
 CONFIG_NAME = 'config.json'
@@ -315,20 +316,3 @@ def _cameras(family: Family, vision: VisionConfig, least: int, most: int) -> Cam
     return CameraConfig(names=tuple(CAMERA_NAMES[i] for i in family.cameras), ids=family.cameras,
                         height=height, width=width, resize='bicubic', min_pixels=least,
                         max_pixels=most)
-
-
-def smart_size(height: int, width: int, step: int, least: int, most: int) -> tuple[int, int]:
-    """
-    Return the size that Qwen's image processor resizes to, multiples of `step` pixels.
-
-    Sides are rounded; when the area then is above `most` or below `least` pixels, both sides are
-    scaled by the root of the ratio and floored or ceiled.
-    """
-    rows, cols = (max(step, round(side / step) * step) for side in (height, width))
-    if rows * cols > most:
-        scale = (height * width / most) ** 0.5
-        rows, cols = (max(step, int(side / scale / step) * step) for side in (height, width))
-    elif rows * cols < least:
-        scale = (least / (height * width)) ** 0.5
-        rows, cols = (-(-side * scale // step) * step for side in (height, width))
-    return int(rows), int(cols)
