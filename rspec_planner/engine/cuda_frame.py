@@ -30,7 +30,7 @@ from rspec_planner.engine.kernels.frame import Slot
 from rspec_planner.errors import ConfigurationError
 from rspec_planner.model.config import TokenIds
 
-#: iterations whose counts are kept
+#: iterations whose counts are kept at least
 MAX_ITERATIONS = 64
 
 
@@ -51,12 +51,14 @@ class FrameBuffers:
     """Numbers, tokens and counts of the frame that is being planned."""
 
     def __init__(self, capacity: int, prompt_rows: int, guess_room: int, tokens: TokenIds,
-                 samples: int, waypoints: int, device: torch.device) -> None:
+                 samples: int, waypoints: int, device: torch.device,
+                 iterations: int = 0) -> None:
         """
         Make the buffers, all zero.
 
         capacity: rows of the KV cache; prompt_rows: rows that a prefill runs; guess_room: how
-        many guessed tokens it verifies.
+        many guessed tokens it verifies. iterations: the most whose counts are kept, if more
+        than MAX_ITERATIONS.
         """
         def whole(*sizes: int) -> Tensor:
             return torch.zeros(sizes, dtype=torch.int64, device=device)
@@ -67,7 +69,7 @@ class FrameBuffers:
         self.tokens = whole(capacity)
         self.positions = whole(3, prompt_rows)
         self.visual_rows: Tensor | None = None
-        self.counts = whole(MAX_ITERATIONS)
+        self.counts = whole(max(iterations, MAX_ITERATIONS))
         stops = [*tokens.stop_ids]
         self.stops = torch.tensor(stops, device=device)
         self.noise = torch.zeros((samples, waypoints, 2), device=device)
@@ -77,7 +79,7 @@ class FrameBuffers:
         pinned = device.type == 'cuda'
         self._host = [torch.zeros(Slot.SIZE + capacity + 3 * prompt_rows, dtype=torch.int64,
                                   pin_memory=pinned),
-                      torch.zeros(Slot.SIZE + capacity + MAX_ITERATIONS, dtype=torch.int64,
+                      torch.zeros(Slot.SIZE + capacity + len(self.counts), dtype=torch.int64,
                                   pin_memory=pinned),
                       torch.zeros(self.actions.shape, pin_memory=pinned)]
         self._length = 0
@@ -137,7 +139,7 @@ class FrameBuffers:
     def fetch(self) -> None:
         """Enqueue the copies of the result to the host."""
         host = self._host[1]
-        parts = torch.split(host, [Slot.SIZE, self.capacity, MAX_ITERATIONS])
+        parts = torch.split(host, [Slot.SIZE, self.capacity, len(self.counts)])
         for part, source in zip(parts, (self.numbers, self.tokens, self.counts)):
             part.copy_(source, non_blocking=True)
         self._host[2].copy_(self.actions, non_blocking=True)
@@ -145,7 +147,7 @@ class FrameBuffers:
     def result(self) -> FrameResult:
         """Return the fetched result; the caller has waited for the device."""
         numbers, tokens, counts = torch.split(
-            self._host[1], [Slot.SIZE, self.capacity, MAX_ITERATIONS])
+            self._host[1], [Slot.SIZE, self.capacity, len(self.counts)])
         said = int(numbers[Slot.GENERATED])
         committed = tuple(counts[:int(numbers[Slot.ITERATION])].tolist())
         return FrameResult(tuple(tokens[self._length:self._length + said].tolist()), committed,

@@ -12,7 +12,7 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 """
-How the launches of a frame reach the GPU: graphs, and who decides that the text is complete.
+How the launches of a frame reach the device: graphs, and who decides that the text is complete.
 
 Three graphs are captured, of the prefill, of one iteration and of the flow. Between them:
 
@@ -20,20 +20,25 @@ Three graphs are captured, of the prefill, of one iteration and of the flow. Bet
 - 'sync': the host reads after every iteration whether another one is needed;
 - 'pipelined': it reads that of the iteration before while the next one already runs, so that
   the GPU never waits, at the price of one iteration too many, which changes nothing;
-- 'eager': no graphs at all, as on a CPU.
+- 'eager': as 'sync', without graphs.
+
+On a CPU there are no graphs: the same launches run one by one, and only reading is decided as
+above.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from time import perf_counter
-from typing import Any
+from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 
 from rspec_planner.engine.cuda_loop import DeviceFrame
 from rspec_planner.engine.cuda_while import WhileGraph
+from rspec_planner.engine.executor import Executor
 from rspec_planner.engine.kernels.frame import Slot
 from rspec_planner.engine.kernels.launch import overlapped
 from rspec_planner.errors import ConfigurationError
@@ -42,6 +47,38 @@ MODES = ('while', 'sync', 'pipelined', 'eager')
 #: runs before a capture: kernels are compiled, workspaces and scratch grow
 WARM_UP = 2
 STAGES = ('encode', 'prefill', 'decode', 'action')
+
+
+class Part(Protocol):
+    """Launches of one part of a frame."""
+
+    def replay(self) -> None:
+        """Enqueue them."""
+
+
+class Launches:
+    """A part without a graph."""
+
+    def __init__(self, body: Callable[[], None]) -> None:
+        self._body = body
+
+    def replay(self) -> None:
+        """Enqueue them one by one."""
+        with torch.inference_mode():
+            self._body()
+
+
+class _Stamp:
+    """A point in time of a CPU, with the interface of a CUDA event."""
+
+    def record(self) -> None:
+        self.at = perf_counter()
+
+    def synchronize(self) -> None:
+        """Return at once: a CPU has finished what was called."""
+
+    def elapsed_time(self, later: _Stamp) -> float:
+        return 1e3 * (later.at - self.at)
 
 
 def capture(body: Callable[[], None], pool: Any = None,
@@ -54,8 +91,36 @@ def capture(body: Callable[[], None], pool: Any = None,
     return graph
 
 
-def _event(timing: bool = False) -> Any:
-    return torch.cuda.Event(enable_timing=timing)  # type: ignore[no-untyped-call]
+class CapturedExecutor:
+    """An executor whose launches are captured at its first call, on a GPU."""
+
+    def __init__(self, executor: Executor) -> None:
+        self._executor = executor
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._cuda = any(x.device.type == 'cuda' for x in executor.inputs.values())
+
+    @property
+    def inputs(self) -> Mapping[str, Tensor]:
+        """Return the buffers that the caller fills in place."""
+        return self._executor.inputs
+
+    @property
+    def outputs(self) -> Mapping[str, Tensor]:
+        """Return the buffers that `enqueue` overwrites."""
+        return self._executor.outputs
+
+    def enqueue(self, stream: torch.cuda.Stream | None = None) -> None:
+        """Run on `stream`, or on the current stream."""
+        with torch.cuda.stream(stream) if stream else nullcontext():
+            if not self._cuda:
+                self._executor.enqueue()
+                return
+            if self._graph is None:
+                for _ in range(WARM_UP):
+                    self._executor.enqueue()
+                torch.cuda.synchronize()
+                self._graph = capture(self._executor.enqueue)
+            self._graph.replay()
 
 
 class FrameRunner:
@@ -73,72 +138,72 @@ class FrameRunner:
             raise ConfigurationError(f"loop '{mode}': use one of {', '.join(MODES)}")
         self.device, self.mode = device, mode
         self.host_syncs = 0  # of the last frame
-        self._flag = torch.zeros(2, dtype=torch.int64,
-                                 pin_memory=device.frame.device.type == 'cuda')
-        self._encode = encode or (lambda: None)
-        if mode == 'eager':
-            return
-        self._events = [_event(True) for _ in range(len(STAGES) + 1)]
-        self._marks = [_event() for _ in range(2)]
-        self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        self._stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self._stream), overlapped(pdl):
-            self._capture(encode)
+        place = device.frame.device
+        self._cuda = place.type == 'cuda'
+        self._flag = torch.zeros(2, dtype=torch.int64, pin_memory=self._cuda)
+        self._events = [self._event(True) for _ in range(len(STAGES) + 1)]
+        self._marks = [self._event(False) for _ in range(2)]
+        self._stream = torch.cuda.Stream(place) if self._cuda else None  # type: ignore[no-untyped-call]
+        bodies = {'encode': encode or _nothing, 'prefill': device.open,
+                  'iterate': device.iterate, 'action': self._finish}
+        with self._streaming(), overlapped(pdl):
+            self._parts = self._capture(bodies) if self._cuda and mode != 'eager' else {
+                name: Launches(body) for name, body in bodies.items()}
+        self._loop = {'while': self._while, 'pipelined': self._pipelined}.get(mode, self._sync)
 
-    def _capture(self, encode: Callable[[], None] | None) -> None:
-        device = self.device
-        state = device.frame.numbers.clone()
+    def _event(self, timing: bool) -> Any:
+        return torch.cuda.Event(enable_timing=timing) if self._cuda else _Stamp()  # type: ignore[no-untyped-call]
+
+    def _finish(self) -> None:
+        self.device.flow()
+        self.device.frame.fetch()
+
+    def _capture(self, bodies: Mapping[str, Callable[[], None]]) -> dict[str, Part]:
+        """Run every part on the frame that was begun, then capture it."""
+        numbers = self.device.frame.numbers
+        state = numbers.clone()
         with torch.inference_mode():
             for _ in range(WARM_UP):
-                device.frame.numbers.copy_(state)
-                for part in (self._encode, device.prefill, device.iterate, device.flow):
-                    part()
+                numbers.copy_(state)
+                for name, body in bodies.items():
+                    if name != 'action':
+                        body()
+                self.device.flow()
         torch.cuda.synchronize()
-
-        def finish() -> None:
-            device.flow()
-            device.frame.fetch()
-
-        self._graphs = {'prefill': capture(device.prefill)}
-        pool = self._graphs['prefill'].pool()
-        if encode is not None:
-            self._graphs['encode'] = capture(encode, pool)
-        self._graphs['iterate'] = capture(device.iterate, pool, keep=self.mode == 'while')
-        self._graphs['action'] = capture(finish, pool)
-        self._loop = {'sync': self._sync, 'pipelined': self._pipelined}.get(self.mode) or \
-            WhileGraph(self._graphs['iterate'], device.frame.at(Slot.ACTIVE)).replay
+        pool, parts = None, dict[str, Part]()
+        for name, body in bodies.items():
+            if body is _nothing:
+                parts[name] = Launches(body)
+                continue
+            repeated = name == 'iterate' and self.mode == 'while'
+            graph = capture(body, pool, keep=repeated)
+            pool = pool or graph.pool()
+            parts[name] = WhileGraph(graph, self.device.frame.at(Slot.ACTIVE)) if repeated \
+                else graph
+        return parts
 
     def run(self) -> None:
         """Run the frame that was begun; afterwards its result can be read."""
         self.host_syncs = 0
-        if self.mode == 'eager':
-            with torch.inference_mode():
-                self._encode()
-            self.device.run()
-            return
         with self._streaming():
             self._events[0].record()
-            if 'encode' in self._graphs:
-                self._graphs['encode'].replay()
+            self._parts['encode'].replay()
             self._events[1].record()
-            self._graphs['prefill'].replay()
+            self._parts['prefill'].replay()
             self._events[2].record()
             self._loop()
             self._events[3].record()
-            self._graphs['action'].replay()
+            self._parts['action'].replay()
             self._events[4].record()
         self._events[4].synchronize()
         self.host_syncs += 1
 
     def prefill(self) -> float:
         """Run encode and prefill of the frame that was begun; return their milliseconds."""
-        if self.mode == 'eager':
-            return self._eagerly(self._encode, self.device.prefill)
         with self._streaming():
             self._events[0].record()
-            if 'encode' in self._graphs:
-                self._graphs['encode'].replay()
-            self._graphs['prefill'].replay()
+            self._parts['encode'].replay()
+            self._parts['prefill'].replay()
             self._events[2].record()
         self._events[2].synchronize()
         return float(self._events[0].elapsed_time(self._events[2]))
@@ -146,10 +211,6 @@ class FrameRunner:
     def decode(self) -> float:
         """Run the iterations alone, and fetch; return the iterations' milliseconds."""
         self.host_syncs = 0
-        if self.mode == 'eager':
-            spent = self._eagerly(self.device.decode)
-            self._eagerly(self.device.frame.fetch)
-            return spent
         with self._streaming():
             self._events[2].record()
             self._loop()
@@ -163,18 +224,12 @@ class FrameRunner:
     @contextmanager
     def _streaming(self) -> Iterator[None]:
         """Work on the runner's stream, behind whatever wrote the frame's inputs."""
-        self._stream.wait_stream(torch.cuda.current_stream())
+        if self._stream is None:
+            yield
+            return
+        self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
         with torch.cuda.stream(self._stream):
             yield
-
-    def _eagerly(self, *parts: Callable[[], None]) -> float:
-        started = perf_counter()
-        with torch.inference_mode():
-            for part in parts:
-                part()
-            if self.device.frame.device.type == 'cuda':
-                torch.cuda.synchronize()
-        return 1e3 * (perf_counter() - started)
 
     @property
     def stage_ms(self) -> dict[str, float]:
@@ -193,10 +248,18 @@ class FrameRunner:
         self.host_syncs += 1
         return bool(self._flag[mark])
 
+    def _while(self) -> None:
+        part = self._parts['iterate']
+        if self._cuda:
+            part.replay()
+            return
+        while int(self.device.frame.at(Slot.ACTIVE)):
+            part.replay()
+
     def _sync(self) -> None:
         self._read(0)
         while self._wait(0):
-            self._graphs['iterate'].replay()
+            self._parts['iterate'].replay()
             self._read(0)
 
     def _pipelined(self) -> None:
@@ -204,7 +267,11 @@ class FrameRunner:
         self._read(mark)
         active = True
         while active:
-            self._graphs['iterate'].replay()
+            self._parts['iterate'].replay()
             self._read(1 - mark)
             active = self._wait(mark)
             mark = 1 - mark
+
+
+def _nothing() -> None:
+    """Stand for a part that a frame does not have."""

@@ -23,20 +23,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import copy
+from typing import cast
 
 import torch
 from torch import Tensor
 
+from rspec_planner.engine.cuda_chain import ChainDraft
 from rspec_planner.engine.cuda_decoder import DeviceTaps, Prefill, Verify
 from rspec_planner.engine.cuda_draft import BlockDraft
+from rspec_planner.engine.cuda_draft_rows import check_draft
 from rspec_planner.engine.cuda_flow import Flow
 from rspec_planner.engine.cuda_fp8 import Fp8Weights
 from rspec_planner.engine.cuda_fp8_prefill import Fp8Prefill
 from rspec_planner.engine.cuda_frame import FrameBuffers
+from rspec_planner.engine.cuda_guess import GuessedText
+from rspec_planner.engine.cuda_whole import WholeFp8Prefill, WholePrefill
 from rspec_planner.engine.kernels.frame import Slot
 from rspec_planner.engine.kernels.select import Kernels, kernels_for
 from rspec_planner.errors import ConfigurationError
+from rspec_planner.model.dflash import Dflash
 from rspec_planner.model.draft import Draft
+from rspec_planner.model.eagle3 import Eagle3
 from rspec_planner.model.target import Target
 from rspec_planner.model.text import KVCache
 
@@ -50,15 +57,21 @@ class DeviceFrame:
     def __init__(self, target: Target, *, prompt_rows: int, budget: int,
                  draft: Draft | None = None, guess_room: int = 0, samples: int = 1,
                  flow_steps: int | None = None, kernels: Kernels | None = None,
-                 width: int | None = None, fp8: Fp8Weights | None = None) -> None:
+                 width: int | None = None, fp8: Fp8Weights | None = None,
+                 narrow_guess: bool = False) -> None:
         """
         Make the buffers for prompts of up to `prompt_rows` rows, guess included.
 
         budget: the most generated tokens. draft: None decodes one token a forward, or `width`
-        rows of which all but the first are wasted. fp8: what
-        `quantise_target` made of the target, for prefill, verify and flow. Raises
+        rows of which all but the first are wasted. guess_room: guessed tokens that a prefill
+        verifies. narrow_guess: a guess is proposed to the verifies instead, see `GuessedText`.
+        fp8: what `quantise_target` made of the target, for prefill, verify and flow. Raises
         ConfigurationError for a draft that does not run here.
         """
+        if narrow_guess and (draft is None or guess_room):
+            raise ConfigurationError('a guess is verified by narrow forwards only with a draft, '
+                                     'and then not in the prefill too: give a draft and no '
+                                     'guess_room')
         cfg, device = target.cfg, target.device
         self.kernels = kernels or kernels_for(device)
         if fp8 is not None:
@@ -67,14 +80,21 @@ class DeviceFrame:
         rows = prompt_rows + budget + 2 * width + 1
         rows += -rows % _CHUNK
         self.frame = FrameBuffers(rows, prompt_rows, guess_room, cfg.tokens, samples,
-                                  cfg.action_space.n_waypoints, device)
+                                  cfg.action_space.n_waypoints, device, budget)
+        self._guessed = GuessedText(self.frame, budget, width) if narrow_guess else None
         self.cache = KVCache(cfg.text, 1, rows, target.dtype, device)
         layers = draft.cfg.taps if draft is not None else ()
         self.taps = DeviceTaps(layers, rows, cfg.text.hidden_size, target.dtype, device)
-        tail = draft.cfg.window if draft is not None and cfg.text.num_layers - 1 in layers else 1
+        deep = draft is not None and cfg.text.num_layers - 1 in layers
+        tail = draft.cfg.window if draft is not None and deep else 1
         parts = target, self.kernels, self.frame, self.cache, self.taps, guess_room, tail
-        self.prefill = Prefill(*parts) if fp8 is None else Fp8Prefill(*parts, fp8)
-        self._layers, expert = (None, None) if fp8 is None else (fp8.text, fp8.expert)
+        self.prefill: Prefill
+        if fp8 is None:
+            self.prefill = (Prefill if tail else WholePrefill)(*parts)
+        else:
+            self.prefill = (Fp8Prefill if tail else WholeFp8Prefill)(*parts, fp8)
+        self._layers = None if fp8 is None else fp8.text
+        expert = None if fp8 is None else fp8.expert
         self.flow = Flow(target, self.kernels, self.frame, self.cache,
                          flow_steps or cfg.flow.num_steps, expert)
         self._widest = width
@@ -85,13 +105,19 @@ class DeviceFrame:
         tokens, self.draft_model = target.cfg.tokens, draft
         self.verify = Verify(target, self.kernels, self.frame, self.cache, self.taps, width,
                              self._layers, self._widest)
-        self.draft = None if draft is None else BlockDraft(draft, self.kernels, self.frame,
-                                                           self.taps)
+        self.draft = None if draft is None else self._device_draft(draft)
         self._idle = None if draft is not None else torch.full(
             (width - 1,), tokens.pad, device=target.device)
         self._follow = (tokens.cot_end, tokens.traj_future_start)
         self._script: tuple[Tensor, Tensor] | None = None
         self._wrong = tokens.pad
+
+    def _device_draft(self, draft: Draft) -> BlockDraft | ChainDraft:
+        parts = self.kernels, self.frame, self.taps
+        check_draft(draft)
+        if isinstance(draft, Dflash):
+            return BlockDraft(draft, *parts)
+        return ChainDraft(cast('Eagle3', draft), *parts)
 
     def plain(self, target: Target, width: int = 1) -> DeviceFrame:
         """
@@ -120,13 +146,23 @@ class DeviceFrame:
         """
         Begin a frame, see `FrameBuffers.write`.
 
-        Raises ConfigurationError for a prompt shorter than the draft's window.
+        Raises ConfigurationError for a prompt shorter than the draft's window or block.
         """
-        window = 0 if self.draft_model is None else self.draft_model.cfg.window
-        if len(prompt) <= window:
+        cfg = None if self.draft_model is None else self.draft_model.cfg
+        back = 0 if cfg is None else cfg.window or cfg.block
+        if len(prompt) <= back:
             raise ConfigurationError(f'a prompt of {len(prompt)} tokens is not longer than the '
-                                     f"draft's window of {window}: decode it without a draft")
+                                     f"draft's window of {back}: decode it without a draft")
+        if self._guessed is not None:
+            self._guessed.write(guess)
+            guess = ()
         self.frame.write(prompt, positions, rope_delta, limit, guess, end_id)
+
+    def open(self) -> None:
+        """Enqueue the prefill, and what the draft makes of the prompt."""
+        self.prefill()
+        if self.draft is not None:
+            self.draft.open()
 
     def iterate(self) -> None:
         """Enqueue one draft, verify and acceptance."""
@@ -136,6 +172,8 @@ class DeviceFrame:
             proposals = self.draft.proposals
             if self._script is not None:
                 self.kernels.replay(frame.numbers, *self._script, proposals, self._wrong)
+            if self._guessed is not None:
+                self._guessed(proposals)
         self.kernels.begin(frame.numbers, frame.tokens, proposals, verify.ids, self._follow)
         verify()
         self.kernels.accept(frame.numbers, frame.tokens, verify.ids, verify.best, frame.stops,
@@ -150,7 +188,7 @@ class DeviceFrame:
     def run(self) -> None:
         """Run one frame launch by launch, and enqueue the copies of its result."""
         with torch.inference_mode():
-            self.prefill()
+            self.open()
             self.decode()
             self.flow()
             self.frame.fetch()

@@ -31,47 +31,31 @@ from numpy.typing import NDArray
 import torch
 from torch import Tensor
 
-from rspec_planner.decode.reuse import place_guess
 from rspec_planner.decode.stats import DecodeStats
-from rspec_planner.engine.executor import Executor
-from rspec_planner.engine.torch_executor import (
-    flow_step_executor,
-    prefill_executor,
-    vision_executor,
-)
 from rspec_planner.errors import ConfigurationError, InputError
 from rspec_planner.model.config import ProfileConfig
 from rspec_planner.model.draft import Draft
 from rspec_planner.model.draft_checkpoint import load_draft
-from rspec_planner.model.flow import euler_sample
 from rspec_planner.model.target import Target
-from rspec_planner.model.text import KVCache
 from rspec_planner.model.unicycle import UnicycleActionSpace
 from rspec_planner.planner.checkpoints import chosen_draft, open_checkpoint
+from rspec_planner.planner.device_stages import DeviceStages
 from rspec_planner.planner.drafts import EMBEDDED, EMBEDDED_NAMES
+from rspec_planner.planner.frame_stages import FrameStages, StageMaker, Stages, torch_stages
 from rspec_planner.planner.history import yaw_of
 from rspec_planner.planner.observation import Observation
 from rspec_planner.planner.plan import Plan, Reasoning, Verdict
-from rspec_planner.planner.prompt import build_prompt, max_prompt_length, Prompt
-from rspec_planner.planner.reasoner import draft_taps, GUESS_ROOM, Reasoner, tapped_tail
+from rspec_planner.planner.prompt import build_prompt, max_prompt_length
 from rspec_planner.planner.timing import StageTimer
 from rspec_planner.planner.tokenizer import TextTokenizer
 from rspec_planner.planner.trajectory import check_trajectory, DEFAULT_LIMITS, TrajectoryLimits
 from rspec_planner.planner.vision_cache import FrameFeatures, VisionCache
 
+__all__ = ['Planner', 'StageMaker', 'Stages', 'medoid', 'torch_stages']
+
 Floats = NDArray[np.float64]
 
 _CAPACITY_BUCKET = 64
-
-
-@dataclass(frozen=True)
-class Stages:
-    """The executors of one target and the cache rows that they share."""
-
-    vision: Executor
-    prefill: Executor
-    reasoner: Reasoner  # draft and verify
-    flow_step: Executor
 
 
 @dataclass(frozen=True)
@@ -84,24 +68,6 @@ class _Rollout:
     curvatures: Floats  # (N, 65)
 
 
-#: target, cache rows, samples, token budget and draft -> stages
-StageMaker = Callable[[Target, int, int, int, Draft | None], Stages]
-
-
-def torch_stages(target: Target, capacity: int, samples: int, budget: int,
-                 draft: Draft | None = None) -> Stages:
-    """Return PyTorch executors over one new KV cache of `capacity` rows."""
-    cache = KVCache(target.cfg.text, 1, capacity, target.dtype, target.device)
-    taps = draft_taps(target, draft, capacity) if draft is not None else None
-    prefill = prefill_executor(target, cache, capacity, taps, min(budget, GUESS_ROOM),
-                               tapped_tail(draft, target) if draft is not None else 1)
-    return Stages(vision=vision_executor(target, len(target.cfg.cameras.names)),
-                  prefill=prefill,
-                  reasoner=Reasoner(target, cache, budget=budget, draft=draft, taps=taps,
-                                    positions=prefill.inputs['positions']),
-                  flow_step=flow_step_executor(target, cache, samples))
-
-
 class Planner:
     """Plans frame by frame; one thread at a time."""
 
@@ -110,8 +76,14 @@ class Planner:
                  max_reasoning_tokens: int | None = None, use_vision_cache: bool = True,
                  draft: Draft | None = None, reuse: bool = False,
                  make_stages: StageMaker = torch_stages,
-                 limits: TrajectoryLimits = DEFAULT_LIMITS) -> None:
-        """Without a draft decode autoregressively; `reuse` verifies the last text first."""
+                 limits: TrajectoryLimits = DEFAULT_LIMITS, loop: str = 'host',
+                 guess_in: str = 'verify') -> None:
+        """
+        Without a draft decode autoregressively; `reuse` verifies the last text first.
+
+        loop: 'host' runs what make_stages makes, anything else the device-resident frame, for
+        which guess_in says where a text is verified, see `DeviceStages`.
+        """
         self.profile: ProfileConfig = target.cfg
         self.precision = str(target.dtype).removeprefix('torch.')
         self.executors: Mapping[str, str] = {'backend': 'torch'}  # what a diagnostic shows
@@ -121,18 +93,25 @@ class Planner:
         self._flow_steps = _positive('flow_steps', flow_steps, target.cfg.flow.num_steps)
         samples = _positive('num_samples', num_samples, 1)
         # a block and the expert's scratch rows follow the longest text
-        rows = (max_prompt_length(target.cfg, tokenizer) + self._budget
-                + (draft.cfg.block if draft is not None else 1)
+        longest = max_prompt_length(target.cfg, tokenizer)
+        rows = (longest + self._budget + (draft.cfg.block if draft is not None else 1)
                 + target.cfg.action_space.n_waypoints)
         rows += -rows % _CAPACITY_BUCKET
         self.draft_name = (draft.cfg.name or draft.cfg.label) if draft is not None else ''
-        self._stages = make_stages(target, rows, samples, self._budget, draft)
+        self._stages: FrameStages
+        if loop == 'host':
+            self._stages = make_stages(target, rows, samples, self._budget, draft)
+        else:
+            self._stages = DeviceStages(target, prompt=longest, budget=self._budget,
+                                        samples=samples, steps=self._flow_steps, draft=draft,
+                                        loop=loop, guess_in=guess_in)
+            self.executors = {**self.executors, 'loop': loop}
         self._reuse, self._limits = reuse, limits
         self._last_ids: tuple[int, ...] = ()
         self._cache = VisionCache() if use_vision_cache else None
         self._space = UnicycleActionSpace(target.cfg.action_space)
         self._noise = _noise(target, samples, seed)
-        self._synchronize = _synchronizer(target.device)
+        self._synchronize = _synchronizer(target.device) if loop == 'host' else None
 
     @classmethod
     def load(cls, checkpoint: str | Path = 'tiny', *, device: str = 'cpu', seed: int = 0,
@@ -141,12 +120,14 @@ class Planner:
              draft: str | None = None, reuse: bool = False,
              dtype: torch.dtype | None = None,
              make_stages: StageMaker = torch_stages,
-             limits: TrajectoryLimits = DEFAULT_LIMITS) -> Planner:
+             limits: TrajectoryLimits = DEFAULT_LIMITS, loop: str = 'host',
+             guess_in: str = 'verify') -> Planner:
         """
         Load a checkpoint folder, or an embedded one by name ('tiny').
 
         draft: see `checkpoints.chosen_draft`; None decodes autoregressively. dtype: of weights
         and caches, see `checkpoints.open_checkpoint`. make_stages: what executes the networks.
+        loop, guess_in: see the constructor.
         Raises EngineError for a missing or damaged file and ConfigurationError for an argument
         that makes no sense.
         """
@@ -159,7 +140,7 @@ class Planner:
         return cls(target, tokenizer, seed=seed, num_samples=num_samples,
                    flow_steps=flow_steps, max_reasoning_tokens=max_reasoning_tokens,
                    use_vision_cache=use_vision_cache, draft=routine, reuse=reuse,
-                   make_stages=make_stages, limits=limits)
+                   make_stages=make_stages, limits=limits, loop=loop, guess_in=guess_in)
 
     def reset(self) -> None:
         """Drop what is cached from earlier frames."""
@@ -176,17 +157,15 @@ class Planner:
         timer = StageTimer(self._synchronize)
         with timer.stage('preprocess'):
             _check(observation, self.profile)
-            prompt, guess = self._prepare(observation)
-        with timer.stage('encode'):
-            self._encode(observation)
-        with timer.stage('prefill'):
-            self._stages.prefill.enqueue()
-        with timer.stage('decode'):
-            reasoning, length = self._reason(prompt, guess)
-        with timer.stage('action'):
-            actions = self._act(length, prompt.rope_delta)
+            prompt = build_prompt(self.profile, self.tokenizer, observation.ego_poses,
+                                  observation.navigation_text)
+            guess = self._stages.begin(prompt, self._last_ids if self._reuse else ())
+        made = self._stages.run(prompt, guess, lambda: self._encode(observation), self._noise,
+                                self._flow_steps, timer)
+        self._last_ids = made.generated
         with timer.stage('postprocess'):
-            rollout = self._integrate(actions, observation)
+            reasoning = self._read(made.generated, made.stats)
+            rollout = self._integrate(made.actions, observation)
             best = medoid(rollout.poses)
             verdict = self._judge(rollout, best, reasoning)
         return Plan(
@@ -196,17 +175,6 @@ class Planner:
             ego_pose_at_t0=observation.ego_pose_at_t0,
             odometry_frame=observation.odometry_frame, reasoning=reasoning,
             times=timer.times(), verdict=verdict, ages_ms=dict(observation.ages_ms))
-
-    def _prepare(self, observation: Observation) -> tuple[Prompt, tuple[int, ...]]:
-        """Put the prompt and the last reasoning, a guess, into the prefill's buffers."""
-        prompt = build_prompt(self.profile, self.tokenizer, observation.ego_poses,
-                              observation.navigation_text)
-        inputs = self._stages.prefill.inputs
-        inputs['ids'][:prompt.length] = torch.from_numpy(prompt.token_ids)
-        inputs['positions'][:, :prompt.length] = torch.from_numpy(prompt.positions)
-        guess = place_guess(self._stages.prefill, prompt.length, prompt.rope_delta,
-                            self._last_ids if self._reuse else ())
-        return prompt, guess
 
     def _encode(self, observation: Observation) -> None:
         """Put the features of all images into the prefill's buffers, new ones encoded."""
@@ -230,35 +198,21 @@ class Planner:
 
     def _encode_call(self, observation: Observation, slots: list[int]) -> None:
         """Run the vision stage once over at most as many images as it takes."""
-        vision = self._stages.vision
-        frames = observation.images.shape[1]
+        frames, outputs = observation.images.shape[1], self._stages.vision.outputs
+        self._stages.encode([observation.images[divmod(slot, frames)] for slot in slots])
         for row, slot in enumerate(slots):
-            image = observation.images[divmod(slot, frames)]
-            vision.inputs['images'][row].copy_(torch.from_numpy(image))
-        vision.enqueue()
-        for row, slot in enumerate(slots):
-            made = FrameFeatures(vision.outputs['features'][row],
-                                 vision.outputs['deepstack'][:, row])
+            made = FrameFeatures(outputs['features'][row], outputs['deepstack'][:, row])
             self._place(slot, made)
             if self._cache is not None:
                 camera, frame = divmod(slot, frames)
                 self._cache.put(
                     observation.camera_names[camera],
                     int(observation.image_stamps_ns[camera, frame]),
-                    observation.images[camera, frame].copy(),
-                    FrameFeatures(made.features.clone(), made.deepstack.clone()))
+                    observation.images[camera, frame].copy(), made)
 
     def _place(self, slot: int, frame: FrameFeatures) -> None:
-        inputs = self._stages.prefill.inputs
-        inputs['features'][slot].copy_(frame.features)
-        inputs['deepstack'][:, slot].copy_(frame.deepstack)
-
-    def _reason(self, prompt: Prompt, guess: tuple[int, ...]) -> tuple[Reasoning, int]:
-        """Decode the reasoning; return it and the length of the expert's context."""
-        generated, stats, length = self._stages.reasoner.reason(prompt, self._stages.prefill,
-                                                                guess)
-        self._last_ids = generated
-        return self._read(generated, stats), length
+        self._stages.features[slot].copy_(frame.features)
+        self._stages.deepstack[:, slot].copy_(frame.deepstack)
 
     def _read(self, ids: tuple[int, ...], stats: DecodeStats) -> Reasoning:
         """Return the reasoning of generated ids; its text ends at <|cot_end|>."""
@@ -266,21 +220,6 @@ class Planner:
         end = ids.index(tokens.cot_end) if tokens.cot_end in ids else len(ids)
         return Reasoning(ids, self.tokenizer.decode(ids[:end]),
                          ids[-1] == tokens.traj_future_start, stats)
-
-    def _act(self, length: int, rope_delta: int) -> Tensor:
-        """Return normalised actions (N, 64, 2): noise carried to data in Euler steps."""
-        step = self._stages.flow_step
-        step.inputs['length'].fill_(length)
-        step.inputs['rope_delta'].fill_(rope_delta)
-
-        def velocity(noisy: Tensor, t: Tensor) -> Tensor:
-            step.inputs['noisy'].copy_(noisy)
-            step.inputs['t'].copy_(t[:1])
-            step.enqueue()
-            return step.outputs['velocity']
-
-        with torch.inference_mode():
-            return euler_sample(velocity, self._noise, self._flow_steps)
 
     def _integrate(self, actions: Tensor, observation: Observation) -> _Rollout:
         """Roll the samples out in fp64 from the speed that the history implies."""

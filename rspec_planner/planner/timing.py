@@ -112,6 +112,10 @@ class StageTimer:
         finally:
             self._ms[name] += 1e3 * (self._now() - start)
 
+    def add(self, name: str, ms: float) -> None:
+        """Add milliseconds that were taken elsewhere, on a device's clock, to one of STAGES."""
+        self._ms[name] += ms
+
     def times(self) -> StageTimes:
         """Return what has been added up so far, milliseconds."""
         return StageTimes(**{f'{name}_ms': value for name, value in self._ms.items()})

@@ -42,6 +42,7 @@ class VisionCache:
 
     def __init__(self) -> None:
         self._entries: dict[tuple[str, int], tuple[NDArray[np.uint8], FrameFeatures]] = {}
+        self._spare: list[FrameFeatures] = []  # of forgotten frames, so that nothing is allocated
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -55,14 +56,23 @@ class VisionCache:
 
     def put(self, camera: str, stamp_ns: int, image: NDArray[np.uint8],
             features: FrameFeatures) -> None:
-        """Keep the features of an image; both are kept by reference."""
-        self._entries[camera, stamp_ns] = (image, features)
+        """Keep an image, by reference, and a copy of its features."""
+        if (camera, stamp_ns) in self._entries:
+            self._spare.append(self._entries.pop((camera, stamp_ns))[1])
+        if self._spare:
+            kept = self._spare.pop()
+            kept.features.copy_(features.features)
+            kept.deepstack.copy_(features.deepstack)
+        else:
+            kept = FrameFeatures(features.features.clone(), features.deepstack.clone())
+        self._entries[camera, stamp_ns] = (image, kept)
 
     def prune(self, t0_ns: int) -> None:
         """Forget frames more than a second away from t0 on either side."""
-        self._entries = {key: entry for key, entry in self._entries.items()
-                         if abs(key[1] - t0_ns) <= _KEEP_NS}
+        for key in [key for key in self._entries if abs(key[1] - t0_ns) > _KEEP_NS]:
+            self._spare.append(self._entries.pop(key)[1])
 
     def clear(self) -> None:
         """Forget everything."""
+        self._spare += [features for _, features in self._entries.values()]
         self._entries.clear()

@@ -138,12 +138,19 @@ def assert_same(result, expected):
     torch.testing.assert_close(result.actions, actions, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize('seed', range(8))
-@pytest.mark.parametrize('kind', ['none', 'flat', 'mirror'])
+#: kind, window and rotary of the drafts that the loop runs
+DRAFTS = [('dflash', 3, 'flat'), ('dflash', 1, 'mirror'), ('dflash', 34, 'mirror'),
+          ('dflash', 0, 'flat'), ('dflash', 0, 'mirror'), ('eagle3', 3, 'flat'),
+          ('eagle3', 1, 'flat'), ('eagle3', 0, 'flat'), ('eagle3', 0, 'mirror'),
+          ('eagle3', 34, 'mirror')]
+
+
+@pytest.mark.parametrize('seed', range(4))
+@pytest.mark.parametrize('kind', [None, *DRAFTS])
 def test_the_frame_equals_the_host_loop(seed, kind):
     target = target_of(seed)
-    draft = None if kind == 'none' else small_draft(
-        target, 'dflash', seed, block=5, window=3, rotary=kind, reduced=seed % 2 == 1)
+    draft = None if kind is None else small_draft(
+        target, kind[0], seed, block=5, window=kind[1], rotary=kind[2], reduced=seed % 2 == 1)
     device = device_frame(target, draft)
     for frame in range(2):  # the second frame finds the leftovers of the first
         prompted, budget = Prompted(10 * seed + frame, 40 - frame), BUDGET - 5 * frame
@@ -215,10 +222,10 @@ def test_what_does_not_fit_is_refused():
     device = device_frame(target, small_draft(target, 'dflash', block=4, window=50))
     with pytest.raises(ConfigurationError, match='window of 50'):
         run(device, prompted, BUDGET)
-    with pytest.raises(ConfigurationError, match='eagle3'):
-        device_frame(target, small_draft(target, 'eagle3'))
-    with pytest.raises(ConfigurationError, match='window'):
-        device_frame(target, small_draft(target, 'dflash', window=0))
+    with pytest.raises(ConfigurationError, match='without a correction'):
+        device_frame(target, small_draft(target, 'dflash', window=0, correction_rank=2))
+    with pytest.raises(ConfigurationError, match='only with a draft'):
+        DeviceFrame(target, prompt_rows=64, budget=4, narrow_guess=True)
 
 
 def test_images_elsewhere_are_refused():
@@ -227,3 +234,26 @@ def test_images_elsewhere_are_refused():
     prompted.ids = prompted.ids.roll(1)
     with pytest.raises(ConfigurationError, match='layout of images'):
         run(device, prompted, 3)
+
+
+@pytest.mark.parametrize('seed', range(3))
+@pytest.mark.parametrize('kind', [('dflash', 3, 'flat'), ('dflash', 0, 'mirror'),
+                                  ('eagle3', 0, 'flat')])
+def test_a_guess_is_verified_by_narrow_forwards(seed, kind):
+    target, prompted = target_of(seed), Prompted(seed)
+    draft = small_draft(target, kind[0], seed, block=6, window=kind[1], rotary=kind[2])
+    device = DeviceFrame(target, prompt_rows=64, budget=BUDGET, draft=draft, samples=2,
+                         flow_steps=4, narrow_guess=True)
+    plain = host_frame(target, prompted, draft, BUDGET)
+    assert_same(run(device, prompted, BUDGET), plain)
+    said = plain[0]
+    for guess in (said, (*said[:9], said[9] + 1, *said[10:]), (said[0] + 1, *said[1:]),
+                  (*said, 1, 2)):
+        result = run(device, prompted, BUDGET, guess)
+        assert result.generated == said and result.reused == 0
+        torch.testing.assert_close(result.actions, plain[4], rtol=1e-3, atol=1e-4)
+        right = next((i for i, (a, b) in enumerate(zip(guess, said)) if a != b), len(said))
+        # whole blocks while the guess holds, bonus token included
+        full = max(right - 1, 0) // 6
+        assert result.committed[:full] == (6,) * full
+    assert_same(run(device, prompted, BUDGET), plain)  # the guess is forgotten
