@@ -85,7 +85,16 @@ def _load(parameters: NodeParameters, **options: Any) -> Any:
         use_vision_cache=parameters.model.vision_cache,
         draft=speculation.draft if speculation.enabled else None,
         reuse=speculation.enabled and speculation.reuse,
-        limits=guard_limits(parameters.guard), **options)
+        limits=guard_limits(parameters.guard), loop=chosen_loop(parameters),
+        guess_in=speculation.reuse_in, **options)
+
+
+def chosen_loop(parameters: NodeParameters) -> str:
+    """Return what 'auto' stands for in `engine.loop`, or what was chosen."""
+    if parameters.engine.loop != 'auto':
+        return parameters.engine.loop
+    resident = parameters.engine.backend == 'torch' and parameters.model.device != 'cpu'
+    return 'while' if resident else 'host'
 
 
 def _load_engines(parameters: NodeParameters) -> Any:

@@ -44,8 +44,13 @@ class EngineParameters:
 
     backend: str  # 'torch', 'tensorrt' or 'tensorrt_rtx'
     folder: str
+    loop: str  # 'auto', 'while', 'sync', 'pipelined', 'eager' or 'host', see planner.device_stages
 
     def __post_init__(self) -> None:
+        if self.backend != 'torch' and self.loop not in ('auto', 'host'):
+            raise ConfigurationError(f"'engine.loop' is {self.loop} and 'engine.backend' is "
+                                     f"{self.backend}, whose engines the loop 'host' runs; set "
+                                     "'engine.loop' to auto, or the backend to torch")
         if self.backend != 'torch' and not self.folder:
             raise ConfigurationError(f"'engine.folder' is empty and 'engine.backend' is "
                                      f"{self.backend}; give the folder that rspec engine build "
@@ -81,6 +86,7 @@ class SyncParameters:
     odometry_wait_ms: float
     odometry_max_gap_ms: float
     max_input_age_ms: float
+    image_buffer_mib: float
 
 
 @dataclass(frozen=True)
@@ -100,6 +106,7 @@ class SpeculationParameters:
     enabled: bool
     draft: str  # 'default', the name of an embedded draft, or a folder
     reuse: bool
+    reuse_in: str  # 'verify' or 'prefill': where a reused text is verified
     min_accepted_length: float  # the speculation diagnostic warns below it
 
 

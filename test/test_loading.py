@@ -22,6 +22,7 @@ import pytest
 
 from rspec_planner.errors import ConfigurationError, EngineError
 from rspec_planner.loading import (
+    chosen_loop,
     engine_values,
     load_planner,
     manifest_sha256,
@@ -69,10 +70,29 @@ def test_memory_is_that_of_this_process_now():
     ({'engine.backend': 'tensorrt_rtx', 'model.device': 'cuda'}, "'engine.folder' is empty"),
     ({'engine.backend': 'tensorrt', 'engine.folder': 'engines/x'}, "'model.device' is cpu"),
     ({'engine.backend': 'tensorflow'}, 'engine.backend'),
+    ({'engine.backend': 'tensorrt', 'engine.folder': 'x', 'engine.loop': 'while',
+      'model.device': 'cuda'}, "'engine.loop' is while"),
+    ({'engine.loop': 'fast'}, 'engine.loop'),
 ])
 def test_engine_parameters_that_cannot_work_are_refused(changes, says):
     with pytest.raises(ConfigurationError, match=says):
         engine_parameters(**changes)
+
+
+@pytest.mark.parametrize(('changes', 'loop'), [
+    ({}, 'host'), ({'model.device': 'cuda'}, 'while'), ({'model.device': 'cuda:1'}, 'while'),
+    ({'engine.loop': 'sync'}, 'sync'), ({'model.device': 'cuda', 'engine.loop': 'host'}, 'host'),
+    ({'model.device': 'cuda', 'engine.backend': 'tensorrt', 'engine.folder': 'x'}, 'host')])
+def test_a_gpu_repeats_the_decoding_itself_unless_told_otherwise(changes, loop):
+    assert chosen_loop(engine_parameters(**changes)) == loop
+
+
+def test_parameters_choose_the_loop_and_where_a_text_is_verified():
+    planner = load_planner(engine_parameters(**{
+        'engine.loop': 'sync', 'speculation.reuse_in': 'prefill'}))
+    assert planner.executors == {'backend': 'torch', 'loop': 'sync'}
+    assert planner._stages.frame.frame.guess_room == 32
+    assert warm_up(planner) > 0.0
 
 
 def engine_parameters(**changes):

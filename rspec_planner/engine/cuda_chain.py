@@ -21,6 +21,8 @@ one before. Every position is a number on the device.
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 from torch import Tensor
 
@@ -30,6 +32,7 @@ from rspec_planner.engine.cuda_frame import FrameBuffers
 from rspec_planner.engine.kernels.frame import Slot
 from rspec_planner.engine.kernels.select import Kernels
 from rspec_planner.model.eagle3 import Eagle3
+from rspec_planner.model.layer import RmsNorm
 
 
 class _Cell:
@@ -43,7 +46,8 @@ class _Cell:
             self.gate_up = torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight])
         self.kv = self.qkv[queries:]
         self.out, self.down = attn.o_proj.weight.detach(), mlp.down_proj.weight.detach()
-        self.norms = attn.q_norm.weight.detach(), attn.k_norm.weight.detach()
+        q_norm, k_norm = cast('RmsNorm', attn.q_norm), cast('RmsNorm', attn.k_norm)
+        self.norms = q_norm.weight.detach(), k_norm.weight.detach()
         self.embed_norm, self.feature_norm, self.post_norm = (
             weight.detach() for weight in (draft.embed_norm.weight, draft.feature_norm.weight,
                                            draft.post_attention_layernorm.weight))
