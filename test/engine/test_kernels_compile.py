@@ -27,9 +27,9 @@ pytest.importorskip('triton', reason='Triton is not installed: requirements-cuda
 LARGEST = 232_448
 
 
-def printed(mode):
-    """Return what the program beside this file prints; it must not run interpreted."""
-    script = Path(__file__).with_name('compile_kernels.py')
+def printed(mode, program='compile_kernels.py'):
+    """Return what a program beside this file prints; it must not run interpreted."""
+    script = Path(__file__).with_name(program)
     environment = {name: value for name, value in os.environ.items()
                    if name != 'TRITON_INTERPRET'}
     done = subprocess.run([sys.executable, script, mode], capture_output=True, text=True,
