@@ -50,7 +50,8 @@ class EngineManifest:
     targets: compute capabilities, '86' for 8.6. host: see `host_name`. checkpoints: 'target'
     and 'draft' -> digest of the weights that it is for; the plan itself holds none of them.
     inputs, outputs: what to bind, in the engine's order. numerics: result of the check of the
-    same ONNX file against PyTorch, empty when it was not run. build: seconds, peak_mib,
+    same ONNX file against PyTorch (checked, error, worst_output, tolerance, the frames compared
+    and the loop), empty when it was not run. build: seconds, peak_mib,
     warnings, flags. created: ISO 8601, UTC.
     """
 
@@ -303,6 +304,17 @@ def describe(port: Port) -> str:
     """Return a port as one word for people: k0_out float16[1, 2, 64, 64] = k0."""
     bound = port.alias or (f'{port.weight.checkpoint} {port.weight.tensor}' if port.weight else '')
     return f'{port.name} {port.dtype}{list(port.shape)}' + (f' = {bound}' if bound else '')
+
+
+def told_numerics(manifests: Sequence[EngineManifest]) -> str:
+    """Return what a check found of several engines, in a few words."""
+    unchecked = [one.stage for one in manifests if 'checked' not in one.numerics]
+    failed = [one.stage for one in manifests if one.numerics.get('checked') is False]
+    if failed:
+        return f'failed: {", ".join(failed)}'
+    if unchecked:
+        return f'not checked: {", ".join(unchecked)}'
+    return f'checked, largest error {max(one.numerics["error"] for one in manifests):.1e}'
 
 
 def load_verified(folder: str | Path, stage: str,

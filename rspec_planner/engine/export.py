@@ -38,10 +38,12 @@ from rspec_planner.engine.stage_decoder import PrefillStage, VerifyStage
 from rspec_planner.engine.stage_draft import draft_stage
 from rspec_planner.engine.stage_flow import FlowStage
 from rspec_planner.engine.stage_layers import blank, IN_PLACE, Stage
+from rspec_planner.engine.stage_narrow import narrow_graph, narrow_ports
 from rspec_planner.engine.stage_ops import OPSET, translations
 from rspec_planner.engine.stage_vision import VisionStage
 from rspec_planner.engine.stages import (
     file_sha256,
+    NARROW,
     Port,
     STAGE_NAMES,
     StageFile,
@@ -103,18 +105,30 @@ def export_stage(stage: Stage, folder: Path, precision: str) -> StageFile:
     _separate(program.model.graph)
     _remember_sources(program.model.graph)
     path = folder / f'{stage.name}.onnx'
-    program.save(path)
+    operators = _save(program, path, precision)
     given = {**inputs, **weights}
+    ports = [_port(name, given[name], weight=_weight(name) if name in weights else None)
+             for name in names]
     made = StageFile(
         name=stage.name, file=path.name, sha256=file_sha256(path), bytes=path.stat().st_size,
-        opset=OPSET,
-        inputs=tuple(_port(name, given[name], weight=_weight(name) if name in weights else None)
-                     for name in names),
+        opset=OPSET, inputs=narrow_ports(ports, precision),
         outputs=tuple(_port(name, tensor, alias=_alias(name, inputs))
                       for name, tensor in outputs.items()),
-        operators=dict(sorted(Counter(node.op_type for node in program.model.graph).items())))
+        operators=operators)
     check_graph(path, made, precision)
     return made
+
+
+def _save(program: Any, path: Path, precision: str) -> dict[str, int]:
+    """Write a graph, its projections in eight bits if they are; return operator -> nodes."""
+    program.save(path)
+    if precision in NARROW:
+        import onnx
+        model = onnx.load(path)
+        narrow_graph(model, precision)
+        onnx.save(model, path)
+        return dict(sorted(Counter(node.op_type for node in model.graph.node).items()))
+    return dict(sorted(Counter(node.op_type for node in program.model.graph).items()))
 
 
 def _outputs(stage: Stage, inputs: Mapping[str, Tensor],

@@ -104,7 +104,8 @@ def _bind(stage: StageFile, path: Path, inputs: Mapping[str, Tensor],
     session = onnxruntime.InferenceSession(model, options, providers=['CPUExecutionProvider'])
     kinds = {'float32': onnx.TensorProto.FLOAT, 'float16': onnx.TensorProto.FLOAT16,
              'bfloat16': onnx.TensorProto.BFLOAT16, 'int64': onnx.TensorProto.INT64,
-             'uint8': onnx.TensorProto.UINT8, 'bool': onnx.TensorProto.BOOL}
+             'uint8': onnx.TensorProto.UINT8, 'bool': onnx.TensorProto.BOOL,
+             'int8': onnx.TensorProto.INT8, 'float8_e4m3fn': onnx.TensorProto.FLOAT8E4M3FN}
     binding = session.io_binding()
     for bind, ports, tensors in ((binding.bind_input, stage.inputs, inputs),
                                  (binding.bind_output, stage.outputs, outputs)):

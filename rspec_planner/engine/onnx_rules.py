@@ -160,7 +160,7 @@ def _types(graph: Any) -> dict[str, str]:
     values = {value.name: value.type.tensor_type.elem_type
               for value in (*graph.input, *graph.output, *graph.value_info)}
     values.update({value.name: value.data_type for value in graph.initializer})
-    names = {'FLOAT': 'float32', 'DOUBLE': 'float64'}
+    names = {'FLOAT': 'float32', 'DOUBLE': 'float64', 'FLOAT8E4M3FN': 'float8_e4m3fn'}
     return {name: names.get(kind, kind.lower()) for name, kind in
             ((name, TensorProto.DataType.Name(code)) for name, code in values.items())}
 

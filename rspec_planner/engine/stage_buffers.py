@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 
 from rspec_planner.engine.executor import Executor
+from rspec_planner.engine.stage_narrow import narrow_inputs
 from rspec_planner.engine.stages import StageFile, StageSet
 from rspec_planner.model.config import ProfileConfig, TextConfig
 from rspec_planner.model.draft import Draft, DraftConfig, DraftRotary
@@ -71,6 +72,7 @@ def shared_buffers(stages: StageSet, target: Target, draft: Draft | None,
     weights = dict(target.state_dict())
     if draft is not None:
         weights.update({f'draft.{name}': value for name, value in draft.state_dict().items()})
+    weights = narrow_inputs(weights, stages.precision)
     return SharedBuffers(KVCache(text, 1, shapes.capacity, target.dtype, device), taps, tokens,
                          torch.zeros((3, shapes.prompt), dtype=torch.int64, device=device),
                          weights)

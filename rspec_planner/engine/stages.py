@@ -34,19 +34,28 @@ STAGES_NAME = 'stages.json'
 SCHEMA = 1
 #: in the order in which a frame runs them
 STAGE_NAMES = ('vision', 'prefill', 'draft', 'verify', 'flow_step')
-#: ONNX file precision -> dtype name of weights, caches and activations
-PRECISIONS = {'fp32': 'float32', 'fp16': 'float16', 'bf16': 'bfloat16'}
+#: precision of a folder -> dtype name of caches, activations and all weights but those of eight
+#: bits, see `stage_narrow`
+PRECISIONS = {'fp32': 'float32', 'fp16': 'float16', 'bf16': 'bfloat16', 'fp8': 'bfloat16',
+              'int8': 'bfloat16'}
+#: precision -> dtype name of its weights of eight bits
+NARROW = {'fp8': 'float8_e4m3fn', 'int8': 'int8'}
 #: every dtype a port may have, as PyTorch calls it
-DTYPES = ('float32', 'float16', 'bfloat16', 'int64', 'uint8', 'bool')
+DTYPES = ('float32', 'float16', 'bfloat16', 'int64', 'uint8', 'bool', *NARROW.values())
 REMEDY = 'export again: rspec engine export'
 
 
 @dataclass(frozen=True)
 class Weight:
-    """Which stored tensor a weight input takes, as it is stored but in the port's dtype."""
+    """
+    Which stored tensor a weight input takes, as it is stored but in the port's dtype.
+
+    A weight of eight bits takes two inputs, its codes and the scales of its rows.
+    """
 
     checkpoint: str  # 'target' or 'draft'
     tensor: str  # its name in that checkpoint folder
+    part: str = ''  # 'scale' for the scales of `stage_narrow`
 
 
 @dataclass(frozen=True)

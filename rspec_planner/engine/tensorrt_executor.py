@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from rspec_planner.engine.engine_manifest import ONNX_FOLDER
+from rspec_planner.engine.engine_manifest import ONNX_FOLDER, told_numerics
 from rspec_planner.engine.stages import Port, read_stages, StageFile, StageSet
 from rspec_planner.engine.tensorrt_library import Library
 from rspec_planner.engine.tensorrt_runtime import Gpu, load_engine, LoadedEngine
@@ -160,13 +160,14 @@ class EngineSet:
             executor.prepare(stream)
 
     def describe(self) -> dict[str, str]:
-        """Return what a diagnostic shows: flavour, version, precision, GPUs, hashes."""
+        """Return what a diagnostic shows: flavour, version, precision, GPUs, check, hashes."""
         manifests = [engine.manifest for engine in self.engines.values()]
         first = manifests[0]
         return {'backend': first.flavour, 'tensorrt_version': first.version,
                 'engine_precision': first.precision, 'engine_sm': ','.join(first.targets),
                 'engine_kernels': ','.join(sorted({engine.cache_state for engine
                                                    in self.engines.values()})),
+                'engine_numerics': told_numerics(manifests),
                 **{f'{one.stage}_sha256': one.sha256 for one in manifests}}
 
 

@@ -33,8 +33,8 @@ from typing import Any
 from rspec_planner.errors import ConfigurationError, EngineError
 
 #: lowest compute capability whose tensor cores serve a precision (TensorRT-RTX 1.7 refuses
-#: bf16 below 8.0 and FP8 below 8.9 when it builds)
-LOWEST_SM = {'fp16': 75, 'bf16': 80, 'fp8': 89}
+#: bf16 below 8.0 and FP8 below 8.9 when it builds; int8 weights are multiplied as bf16)
+LOWEST_SM = {'fp16': 75, 'bf16': 80, 'fp8': 89, 'int8': 80}
 
 
 @dataclass(frozen=True)

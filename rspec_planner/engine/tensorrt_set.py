@@ -18,7 +18,8 @@ A set is one checkpoint in one precision: `onnx/` holds the exported graphs and 
 engines of every flavour lie above it, `runtime_cache/` is what one machine remembers.
 An engine that is already there for the same ONNX file, library, host and GPUs is kept: plans
 are not reproducible byte for byte, so the question is asked of the inputs and never of a plan.
-What `rspec engine check` found of the same ONNX file goes into the manifest.
+What `rspec engine check` found of the same ONNX file goes into the manifest, whichever of the
+two runs first.
 """
 
 from __future__ import annotations
@@ -78,24 +79,41 @@ def build_set(library: Library, folder: str | Path, sms: Sequence[str],
         reused = manifest is not None
         if manifest is None:
             manifest = _build(library, root, stages, stage, targets, bar)
-        numerics = _numerics(root, stage)
-        if manifest.numerics != numerics:
-            manifest = replace(manifest, numerics=numerics)
-            write_manifest(manifest, root)
-        reports.append({**report(manifest), 'reused': reused})
+        reports.append({**report(_with_numerics(root, manifest)), 'reused': reused})
     return reports
 
 
-def _numerics(folder: Path, stage: StageFile) -> dict[str, Any]:
+def record_numerics(folder: str | Path) -> list[str]:
+    """
+    Put what the check found into the manifests of a set folder; return their stages.
+
+    EngineError for a manifest or a report of a check that is not readable.
+    """
+    root = Path(folder)
+    return [_with_numerics(root, manifest).stage for manifest in list_manifests(root)]
+
+
+def _with_numerics(folder: Path, manifest: EngineManifest) -> EngineManifest:
+    """Return the manifest with the result of the check, written when that is new."""
+    numerics = _numerics(folder, manifest.onnx_sha256)
+    if manifest.numerics != numerics:
+        manifest = replace(manifest, numerics=numerics)
+        write_manifest(manifest, folder)
+    return manifest
+
+
+def _numerics(folder: Path, onnx_sha256: str) -> dict[str, Any]:
     """Return what the check found of this very ONNX file; empty when it was not checked."""
     path = folder / ONNX_FOLDER / CHECKS_NAME
     if not path.is_file():
         return {}
     try:
-        rows = json.loads(path.read_text(encoding='utf-8'))['engines']
-        found = [row for row in rows if row['sha256'] == stage.sha256]
-        return {key: found[0][key] for key in ('checked', 'error', 'worst_output', 'tolerance')
-                } if found else {}
+        found = json.loads(path.read_text(encoding='utf-8'))
+        rows = [row for row in found['engines'] if row['sha256'] == onnx_sha256]
+        return {**{key: rows[0][key] for key in ('checked', 'error', 'worst_output',
+                                                 'tolerance')},
+                'random_frames': found['random_frames'], 'world_frames': found['world_frames'],
+                'loop': found['loop']} if rows else {}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise EngineError(f'{path} is no report of a check ({type(error).__name__}: {error}): '
                           'remove it, or run rspec engine check again') from error

@@ -16,7 +16,8 @@
 
 Each graph runs on ONNX Runtime beside its PyTorch stage, see `engine_numerics`. Then two
 planners see the same clips, one over the graphs and one over PyTorch: they must say the same
-words and drive the same path. The result is written beside the graphs.
+words and drive the same path. The result is written beside the graphs and into the manifests of
+the engines that were built from them.
 """
 
 from __future__ import annotations
@@ -30,10 +31,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from rspec_planner.engine.engine_manifest import list_manifests, ONNX_FOLDER
 from rspec_planner.engine.onnx_executor import OnnxExecutor
 from rspec_planner.engine.onnx_rules import check_graph
 from rspec_planner.engine.stage_buffers import Maker
 from rspec_planner.engine.stages import read_stages, StageSet
+from rspec_planner.engine.tensorrt_set import CHECKS_NAME, record_numerics
 from rspec_planner.errors import EngineError
 from rspec_planner.evaluate.clips import render_clips
 from rspec_planner.evaluate.engine_numerics import (
@@ -52,11 +55,10 @@ from rspec_planner.planner.tokenizer import load_tokenizer, Tokenizer
 from rspec_planner.world.generate import clip_observation
 from rspec_planner.world.splits import split_specs
 
-CHECKS_NAME = 'checks.json'
 SPLIT = 'val'
 #: precision -> largest distance of two waypoints that counts as the same path, metres. In half
 #: precision the two sides round at different places, and every flow step carries that on.
-PATH_TOLERANCES_M = {'fp32': 1e-3, 'fp16': 0.05, 'bf16': 0.5}
+PATH_TOLERANCES_M = {'fp32': 1e-3, 'fp16': 0.05, 'bf16': 0.5, 'fp8': 0.5, 'int8': 0.5}
 #: progress of a part: its name, then done and total
 Progress = Callable[[str, int, int], None]
 
@@ -83,6 +85,8 @@ def check_folder(folder: Path, source: Source, checkpoint: Path | None, amount: 
     if dict(stages.checkpoints) != source.checkpoints:
         raise EngineError(f'{folder} was exported for weights {_short(stages.checkpoints)}, '
                           f'given are {_short(source.checkpoints)}: export it again')
+    if folder.name == ONNX_FOLDER:
+        list_manifests(folder.parent)  # one that cannot take the result is told before the work
     for stage in stages.stages:
         check_graph(folder / stage.file, stage, stages.precision)
     if checkpoint is None:
@@ -97,7 +101,8 @@ def check_folder(folder: Path, source: Source, checkpoint: Path | None, amount: 
               'loop': loop, 'ok': all(row['checked'] for row in rows)
               and (loop is None or loop['ok'])}
     (folder / CHECKS_NAME).write_text(json.dumps(report, indent=1) + '\n', encoding='utf-8')
-    return report
+    recorded = record_numerics(folder.parent) if folder.name == ONNX_FOLDER else []
+    return {**report, 'manifests': recorded}
 
 
 def _short(digests: Mapping[str, str]) -> str:

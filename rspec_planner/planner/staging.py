@@ -27,6 +27,7 @@ import re
 
 import torch
 
+from rspec_planner.engine.stage_narrow import round_weights
 from rspec_planner.engine.stages import PRECISIONS, StageShapes
 from rspec_planner.errors import ConfigurationError
 from rspec_planner.model.checkpoint import load_target
@@ -87,6 +88,8 @@ def read_source(checkpoint: str, precision: str, draft: str = 'default', samples
     """
     Return what a checkpoint folder, an embedded name or a profile name stands for.
 
+    The projections are rounded where the precision says so, see `stage_narrow`.
+
     draft: see `drafts.draft_folder`, or 'none'. weights: draw random ones for a slice of a
     profile; a whole one is refused then. EngineError and ConfigurationError name what is
     missing.
@@ -99,14 +102,23 @@ def read_source(checkpoint: str, precision: str, draft: str = 'default', samples
         source = _shapes_only(profile, dtype, draft != 'none', samples)
         if weights:
             _draw_weights(source, sliced=checkpoint not in SHAPES_ONLY)
-        return source
+        return _rounded(source, precision)
     folder = checkpoint_folder(checkpoint)
     target, routine = load_target(folder, dtype=dtype).requires_grad_(False), None
     if draft != 'none':
         routine = load_draft(draft_folder(draft, folder), target, dtype=dtype, checkpoint=folder)
     digests = source_digests(checkpoint, draft)
     prompt = max_prompt_length(target.cfg, load_tokenizer(folder))
-    return Source(target, routine, _sized(target, routine, prompt, samples), digests)
+    return _rounded(Source(target, routine, _sized(target, routine, prompt, samples), digests),
+                    precision)
+
+
+def _rounded(source: Source, precision: str) -> Source:
+    """Round weights of eight bits in place, so that PyTorch computes what the graphs do."""
+    for model in (source.target, source.draft):
+        if model is not None:
+            round_weights(model, precision)
+    return source
 
 
 def source_digests(checkpoint: str, draft: str = 'default') -> dict[str, str]:

@@ -27,7 +27,7 @@ from rspec_planner.engine.stages import Port
 from rspec_planner.engine.tensorrt_build import build_engine
 from rspec_planner.engine.tensorrt_library import load_library
 from rspec_planner.engine.tensorrt_network import read_graph
-from rspec_planner.engine.tensorrt_set import build_set, examine_set
+from rspec_planner.engine.tensorrt_set import build_set, examine_set, record_numerics
 from rspec_planner.errors import ConfigurationError, EngineError
 
 pytest.importorskip('tensorrt_rtx', reason='tensorrt_rtx is not installed '
@@ -201,12 +201,18 @@ def test_the_result_of_a_check_goes_into_the_manifest(library, tmp_path):
     row = {'stage': 'verify', 'sha256': stages.stage('verify').sha256, 'checked': True,
            'error': 4e-3, 'worst_output': 'logits', 'tolerance': 2e-2, 'bytes': 1}
     checks = tmp_path / 'onnx' / 'checks.json'
-    checks.write_text(json.dumps({'engines': [row], 'ok': True}))
+    report = {'engines': [row], 'random_frames': 3, 'world_frames': 2, 'loop': {'clips': 50}}
+    checks.write_text(json.dumps(report))
     again = build_set(library, tmp_path, SMS)[0]
     assert (again['reused'], again['checked']) == (True, True)
+    numerics = {'checked': True, 'error': 4e-3, 'worst_output': 'logits', 'tolerance': 2e-2,
+                'random_frames': 3, 'world_frames': 2, 'loop': {'clips': 50}}
+    assert read_manifest(tmp_path, 'verify', 'tensorrt_rtx').numerics == numerics
+    checks.write_text(json.dumps({**report, 'engines': [{**row, 'error': 5e-3}]}))
+    assert record_numerics(tmp_path) == ['verify']  # what a check does that runs after the build
     assert read_manifest(tmp_path, 'verify', 'tensorrt_rtx').numerics == {
-        'checked': True, 'error': 4e-3, 'worst_output': 'logits', 'tolerance': 2e-2}
-    checks.write_text(json.dumps({'engines': [{**row, 'sha256': 'of an older graph'}]}))
+        **numerics, 'error': 5e-3}
+    checks.write_text(json.dumps({**report, 'engines': [{**row, 'sha256': 'of an older one'}]}))
     assert build_set(library, tmp_path, SMS)[0]['checked'] is False
     checks.write_text('[]')
     with pytest.raises(EngineError, match='checks.json is no report of a check'):

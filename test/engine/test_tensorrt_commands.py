@@ -62,7 +62,7 @@ def test_an_inspection_shows_the_manifest(folder, capsys):
     (['build', '--sm', '90'], 'does not serve compute capability 9.0'),
     (['build'], 'needs --sm'),
     (['build', '--sm', '86', '--precision', 'fp8'], '8.6 has no fp8'),
-    (['build', '--sm', '89', '--precision', 'fp8'], 'fp8 graphs are not exported yet'),
+    (['build', '--sm', '75', '--precision', 'int8'], '7.5 has no int8'),
     (['build', '--flavour', 'onnx', '--sm', '86'], "flavour 'onnx' is not known"),
     (['list', '/nowhere'], 'engine folder /nowhere does not exist'),
 ])

@@ -22,6 +22,7 @@ from tensorrt_rig import (
     FakeStream,
     INPUTS,
     install,
+    manifest_of,
     OUTPUTS,
     rtx_plan,
     stage_set,
@@ -30,6 +31,7 @@ from tensorrt_rig import (
 )
 import torch
 
+from rspec_planner.engine.engine_manifest import told_numerics
 from rspec_planner.engine.executor import Executor
 from rspec_planner.engine.stages import read_stages, StageFile
 from rspec_planner.engine.tensorrt_executor import bind, load_set, TensorRTExecutor
@@ -290,6 +292,17 @@ def test_a_set_loads_all_its_engines_over_one_working_memory(tmp_path, monkeypat
     assert told['backend'] == 'tensorrt_rtx'
     assert told['engine_sm'] == '86,89'
     assert told['verify_sha256'] == found.engines['verify'].manifest.sha256
+    assert told['engine_numerics'] == 'not checked: prefill, verify'
+
+
+@pytest.mark.parametrize('numerics, says', [
+    (({'checked': True, 'error': 1e-3}, {'checked': True, 'error': 2e-3}),
+     'checked, largest error 2.0e-03'),
+    (({'checked': True, 'error': 1e-3}, {}), 'not checked: verify'),
+    (({'checked': False, 'error': 1.0}, {}), 'failed: prefill')])
+def test_a_diagnostic_tells_what_the_check_found(numerics, says):
+    assert told_numerics([manifest_of(rtx_plan(), stage, numerics=found) for stage, found in
+                          zip(('prefill', 'verify'), numerics)]) == says
 
 
 def test_a_set_without_one_engine_is_refused(tmp_path, monkeypatch):
