@@ -124,8 +124,9 @@ class Verify(_Text):
             column = self.taps.column(index)
             out = self.runner.hidden if column is None else self._staged[:, column]
             held = self.cache.keys[index], self.cache.values[index]
+            behind = self.layers[index + 1] if index + 1 < len(self.layers) else None
             self.runner.layer(weights, x, out, start, angle, held,
-                             {'start': start, 'cache': (held[0][0], held[1][0])})
+                              {'start': start, 'cache': (held[0][0], held[1][0])}, behind)
             x = out
         self.choose(x, self.best, self.widest)
         if self.taps.layers:

@@ -15,7 +15,8 @@
 Decoder layers over a fixed small number of rows, every position read from device memory.
 
 Nine kernels a layer and no other operation: two norms, projections, rotary and K/V write,
-attention in two parts, output, gated MLP, each product with its residual. The same rows serve a
+attention in two parts, output, gated MLP, each product with its residual. Each is told the weight
+that the next product reads, and asks for it early where the GPU can. The same rows serve a
 verify, a draft's block, a flow step and the tail of a prefill.
 """
 
@@ -29,9 +30,9 @@ import torch
 from torch import nn, Tensor
 
 from rspec_planner.engine.kernels.select import Kernels
-from rspec_planner.errors import EngineError
+from rspec_planner.errors import ConfigurationError, EngineError
 from rspec_planner.model.config import TextConfig
-from rspec_planner.model.layer import DecoderLayer
+from rspec_planner.model.layer import DecoderLayer, NO_QK_NORM
 from rspec_planner.model.rope import flat_cos_sin
 
 MATRICES = ('qkv', 'out', 'gate_up', 'down')
@@ -70,6 +71,8 @@ class LayerWeights:
         packed = cast('DecoderLayer', layer).packed
         if packed is None:
             raise EngineError('a layer is not packed: call pack() after the last move')
+        if packed.qk_norm is None or packed.qkv_bias is not None:
+            raise ConfigurationError(NO_QK_NORM)
         return LayerWeights(packed.input_norm, packed.qkv.t(),
                             (packed.qk_norm[0], packed.qk_norm[packed.heads]), packed.out.t(),
                             packed.post_norm, packed.gate_up.t(), packed.down.t())
@@ -124,23 +127,25 @@ class Rows:
         self._gated = buffer(count, shape.intermediate)
 
     def layer(self, weights: LayerWeights, x: Tensor, out: Tensor, slot: Tensor, angle: Tensor,
-              held: tuple[Tensor, Tensor], view: dict[str, Any]) -> None:
+              held: tuple[Tensor, Tensor], view: dict[str, Any],
+              behind: LayerWeights | None = None) -> None:
         """
         Run one layer from x to out, both (Z * W, H); out may be x.
 
         slot, angle: see `reference.rotate`; held: keys and values that receive the rows.
-        view: what the rows see, arguments of `reference.attend`.
+        view: what the rows see, arguments of `reference.attend`. behind: the layer that runs
+        next, if any.
         """
         self.project(weights, x)
         self.rotate(weights, slot, angle, held)
-        self.attend(view)
-        self.finish(weights, x, out)
+        self.attend({**view, 'following': (weights.out, False), 'width': self.shape.width})
+        self.finish(weights, x, out, behind)
 
     def project(self, weights: LayerWeights, x: Tensor) -> None:
         """Norm x and project queries, keys and values."""
         self.kernels.linear(x, weights.qkv, self._qkv.view(len(x), -1), norm=weights.input_norm,
                             eps=self.shape.eps, scale=weights.scales.get('qkv'),
-                            width=self.shape.width)
+                            width=self.shape.width, following=(weights.out, False))
 
     def rotate(self, weights: LayerWeights, slot: Tensor, angle: Tensor,
                held: tuple[Tensor, Tensor]) -> None:
@@ -152,13 +157,16 @@ class Rows:
         """Fill `mixed` (Z * W, heads * d) with what the queries see."""
         self.kernels.attend(self._q, self.mixed, **view)
 
-    def finish(self, weights: LayerWeights, x: Tensor, out: Tensor) -> None:
+    def finish(self, weights: LayerWeights, x: Tensor, out: Tensor,
+               behind: LayerWeights | None = None) -> None:
         """Run the part of a layer behind its attention, whose result is in `mixed`."""
         kernels, eps, width = self.kernels, self.shape.eps, self.shape.width
         scales = weights.scales
         kernels.linear(self.mixed, weights.out, self._middle, residual=x,
-                       scale=scales.get('out'), width=width)
+                       scale=scales.get('out'), width=width, following=(weights.gate_up, True))
         kernels.linear(self._middle, weights.gate_up, self._gated, norm=weights.post_norm,
-                       eps=eps, gated=True, scale=scales.get('gate_up'), width=width)
+                       eps=eps, gated=True, scale=scales.get('gate_up'), width=width,
+                       following=(weights.down, False))
         kernels.linear(self._gated, weights.down, out, residual=self._middle,
-                       scale=scales.get('down'), width=width)
+                       scale=scales.get('down'), width=width,
+                       following=None if behind is None else (behind.qkv, False))

@@ -128,17 +128,20 @@ def launches(kernels):
     cache, table = meta(8, 3200, 128), meta(3200, 64, dtype=torch.float32)
     for rows, hidden, heads, middle in ((16, 4096, 32, 12288), (64, 2048, 16, 8256)):
         x, out = meta(rows, hidden), meta(rows, (heads + 16) * 128)
-        kernels.linear(x, meta(out.shape[1], hidden), out, norm=meta(hidden), eps=EPS)
-        kernels.linear(meta(rows, heads * 128), meta(hidden, heads * 128), x, residual=x)
-        kernels.linear(x, meta(2 * middle, hidden), meta(rows, middle), norm=meta(hidden),
-                       eps=EPS, gated=True)
-        kernels.linear(meta(rows, middle), meta(hidden, middle), x, residual=x)
+        behind = meta(hidden, heads * 128)
+        joined, down = meta(2 * middle, hidden), meta(hidden, middle)
+        kernels.linear(x, meta(out.shape[1], hidden), out, norm=meta(hidden), eps=EPS,
+                       following=(behind, False))
+        kernels.linear(meta(rows, heads * 128), behind, x, residual=x, following=(joined, True))
+        kernels.linear(x, joined, meta(rows, middle), norm=meta(hidden), eps=EPS, gated=True,
+                       following=(down, False))
+        kernels.linear(meta(rows, middle), down, x, residual=x)
         q = meta(1, rows, heads, 128)
         own = (meta(1, 8, 64, 128),) * 2 if rows == 64 else None
         kernels.rotate(out.view(1, rows, -1, 128), (meta(128), meta(128)), (table, table),
                        whole(), whole(), q, cache[None], cache[None], EPS)
         kernels.attend(q, meta(rows, heads * 128), start=whole(), cache=(cache, cache), own=own,
-                       causal=own is None)
+                       causal=own is None, following=(behind, False))
     wide = meta(128, 2048)  # two candidates
     kernels.linear(wide, meta(4096, 2048), meta(128, 4096), norm=meta(2048), eps=EPS)
     kernels.linear(wide, meta(16_512, 2048), meta(128, 8256), gated=True)

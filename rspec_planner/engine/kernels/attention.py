@@ -25,17 +25,32 @@ block is not: from 64 rows on the compiler takes other matrix instructions and s
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 import triton
 import triton.language as tl
 
+from rspec_planner.engine.kernels.ahead import ask, ASKED, BUDGET, keywords
 from rspec_planner.engine.kernels.launch import options
+from rspec_planner.engine.kernels.linear import asked, Following, row_tile
 
-CHUNK = 128
-TILE = 64
-#: rows of a causal tile
+
+@dataclass(frozen=True)
+class Cut:
+    """How an attention is cut: rows of a chunk and of one step, most queries of a tile."""
+
+    chunk: int
+    step: int
+    rows: int
+    warps: int
+    stages: int = 2
+
+
+#: rows of a causal tile; every width of a verify takes the same cut
 ROWS = 16
+CUTS = {'causal': Cut(128, 64, ROWS, 4), 'all': Cut(256, 64, 64, 8)}
 _LOG2E = 1.4426950408889634
 
 
@@ -118,17 +133,23 @@ def _scan(query, k_base, v_base, first, last, low, limit, scale, R: tl.constexpr
     return high, weight, acc
 
 
-@triton.jit(do_not_specialize=['W', 'blocks'])
-def _chunk(q, keys, values, own_keys, own_values, start, own_low, mixed, peak, total, scale,
-           cache_head, own_sample, own_head, W, blocks,
+@triton.jit(do_not_specialize=['W', 'blocks', *ASKED])
+def _chunk(q, keys, values, own_keys, own_values, start, own_low, mixed, peak, total,
+           following, scale, cache_head, own_sample, own_head, W, blocks,
+           ask_size, ask_rows, ask_stride, ask_parts, ask_turns,
            TW: tl.constexpr, HEADS: tl.constexpr, KV: tl.constexpr, D: tl.constexpr,
            R: tl.constexpr, BN: tl.constexpr, SIZE: tl.constexpr, CHUNKS: tl.constexpr,
-           OWN: tl.constexpr, CAUSAL: tl.constexpr, PDL: tl.constexpr):
+           OWN: tl.constexpr, CAUSAL: tl.constexpr, ASK: tl.constexpr, THREADS: tl.constexpr,
+           PDL: tl.constexpr):
     head, chunk, unit = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     G: tl.constexpr = HEADS // KV
     sample, ahead = unit // blocks, unit % blocks * TW
     rows, dims = tl.arange(0, R), tl.arange(0, D)
     at = ahead + rows // G
+    if ASK:
+        ask(following, (unit * tl.num_programs(1) + chunk) * KV + head,
+            tl.num_programs(2) * tl.num_programs(1) * KV, ask_size, ask_rows, ask_stride,
+            ask_parts, ask_turns, THREADS)
     if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
@@ -196,23 +217,33 @@ def _scratch(device: torch.device, rows: int, dim: int) -> tuple[Tensor, Tensor,
 
 def attend(q: Tensor, out: Tensor, *, start: Tensor, cache: tuple[Tensor, Tensor] | None = None,
            own: tuple[Tensor, Tensor] | None = None, causal: bool = True,
-           own_low: Tensor | None = None) -> None:
-    """Fill out (Z * W, heads * d), see `reference.attend`; heads * W per group."""
+           own_low: Tensor | None = None, following: Following | None = None,
+           width: int = 0) -> None:
+    """
+    Fill out (Z * W, heads * d), see `reference.attend`; heads * W per group.
+
+    following, width: the product behind this attention, see `linear.linear`.
+    """
     samples, rows, heads, dim = q.shape
     k, v = cache if cache is not None else (q, q)
     own_k, own_v = own if own is not None else (q, q)
     kv = k.shape[0] if cache is not None else own_k.shape[1]
-    chunks = triton.cdiv(k.shape[1], CHUNK) if cache is not None else 0
+    cut = CUTS['causal' if causal else 'all']
+    chunks = triton.cdiv(k.shape[1], cut.chunk) if cache is not None else 0
     parts, owned = chunks + (own is not None), own_k.shape[2] if own is not None else 0
-    tall = ROWS if causal else rows
+    tall = min(cut.rows, rows) if not causal else cut.rows
     blocks, tile = triton.cdiv(rows, tall), max(16, triton.next_power_of_2(tall * heads // kv))
     mixed, peak, total = _scratch(q.device, samples * blocks * parts * kv * tile, dim)
     shape = {'TW': tall, 'HEADS': heads, 'KV': kv, 'D': dim, 'R': tile}
-    _chunk[(kv, parts, samples * blocks)](
+    grid = (kv, parts, samples * blocks)
+    ahead = asked(following, row_tile(max(samples * rows, width)), BUDGET['attention'], q.device)
+    _chunk[grid](
         q, k, v, own_k, own_v, start, start if own_low is None else own_low, mixed, peak, total,
-        dim ** -0.5 * _LOG2E, k.stride(0), own_k.stride(0), own_k.stride(1), rows, blocks,
-        **shape, BN=TILE, SIZE=CHUNK, CHUNKS=chunks, OWN=owned, CAUSAL=causal,
-        num_warps=8 if tile > 64 else 4, num_stages=2, **options())
+        None if ahead is None else ahead.weight, dim ** -0.5 * _LOG2E, k.stride(0),
+        own_k.stride(0), own_k.stride(1), rows, blocks,
+        **shape, BN=cut.step, SIZE=cut.chunk, CHUNKS=chunks, OWN=owned, CAUSAL=causal,
+        THREADS=32 * cut.warps, **keywords(ahead, grid[0] * grid[1] * grid[2], cut.warps),
+        num_warps=cut.warps, num_stages=cut.stages, **options())
     _join[(rows * heads // kv, kv, samples)](
         mixed, peak, total, out, rows, blocks, PARTS=parts, PP=triton.next_power_of_2(parts),
         **shape, num_warps=4, **options())

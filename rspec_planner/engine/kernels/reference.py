@@ -27,8 +27,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from rspec_planner.engine.kernels.frame import Slot
+from rspec_planner.model.rope import rotate as rotate_half
 
-__all__ = ['accept', 'attend', 'begin', 'choose', 'gate', 'linear', 'norm', 'replay', 'rotate']
+__all__ = ['accept', 'add_norm', 'attend', 'begin', 'choose', 'gate', 'linear', 'norm', 'replay',
+           'rotate', 'turn']
 
 
 def _wide(x: Tensor) -> Tensor:
@@ -38,14 +40,16 @@ def _wide(x: Tensor) -> Tensor:
 
 def linear(x: Tensor, weight: Tensor, out: Tensor, *, norm: Tensor | None = None,
            eps: float = 0.0, residual: Tensor | None = None, gated: bool = False,
-           scale: Tensor | None = None, width: int = 0) -> None:
+           scale: Tensor | None = None, width: int = 0,
+           following: tuple[Tensor, bool] | None = None) -> None:
     """
     Fill out (M, N) with x (M, K) times weight (N, K) transposed.
 
     norm: (K,), x goes through an RMSNorm of this weight first. residual: (M, N), added.
     gated: weight is (2 N, K), gate above up, and out = silu(gate) * up. scale: (rows of weight,)
     fp32 factors of an fp8 weight. width: the most rows whose results must equal these bit for
-    bit, for kernels whose rounding would depend on M.
+    bit, for kernels whose rounding would depend on M. following: the weight of the product
+    behind this one and whether it is gated, for kernels that ask for it early.
     """
     wide = _wide(x)
     if norm is not None:
@@ -65,6 +69,28 @@ def norm(x: Tensor, weight: Tensor, out: Tensor, eps: float) -> None:
     """Fill out (M, N) with the RMSNorm of x (M, N), weight (N,)."""
     wide = _wide(x)
     out.copy_(wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * _wide(weight))
+
+
+def add_norm(x: Tensor, add: Tensor | None, weight: Tensor, bias: Tensor, out: Tensor,
+             eps: float) -> None:
+    """
+    Add (M, N) to x in its place and fill out with the LayerNorm of the sum.
+
+    weight, bias: (N,). The sum is rounded to the dtype of x before it is normed.
+    """
+    if add is not None:
+        x.add_(add)
+    out.copy_(functional.layer_norm(_wide(x), weight.shape, _wide(weight), _wide(bias), eps))
+
+
+def turn(qkv: Tensor, tables: tuple[Tensor, Tensor], q: Tensor, k: Tensor) -> None:
+    """
+    Fill q and k (N, P, heads, d) with the queries and keys of N images, turned.
+
+    qkv: (N, P, 3, heads, d); tables: cos and sin (P, d) fp32 of `rope.vision_cos_sin`.
+    """
+    for part, to in enumerate((q, k)):
+        to.copy_(rotate_half(qkv[:, :, part].transpose(1, 2), *tables).transpose(1, 2))
 
 
 def gate(joined: Tensor, out: Tensor) -> None:
@@ -107,7 +133,8 @@ def rotate(qkv: Tensor, norms: tuple[Tensor, Tensor], tables: tuple[Tensor, Tens
 
 def attend(q: Tensor, out: Tensor, *, start: Tensor, cache: tuple[Tensor, Tensor] | None = None,
            own: tuple[Tensor, Tensor] | None = None, causal: bool = True,
-           own_low: Tensor | None = None) -> None:
+           own_low: Tensor | None = None,
+           following: tuple[Tensor, bool] | None = None, width: int = 0) -> None:
     """
     Fill out (Z * W, heads * d) with grouped-query attention of q (Z, W, heads, d).
 

@@ -35,6 +35,8 @@ class Kernels:
     attend: Kernel
     norm: Kernel
     gate: Kernel
+    add_norm: Kernel
+    turn: Kernel
     choose: Kernel
     begin: Kernel
     accept: Kernel
@@ -42,18 +44,19 @@ class Kernels:
 
 
 REFERENCE = Kernels(reference.linear, reference.rotate, reference.attend, reference.norm,
-                    reference.gate, reference.choose, reference.begin, reference.accept,
-                    reference.replay)
+                    reference.gate, reference.add_norm, reference.turn, reference.choose,
+                    reference.begin, reference.accept, reference.replay)
 
 
 def triton_kernels() -> Kernels:
     """Return the Triton kernels; EngineError where Triton is not installed."""
     try:
-        from rspec_planner.engine.kernels import attention, linear, rows, tokens
+        from rspec_planner.engine.kernels import attention, linear, rows, tokens, vision
     except ModuleNotFoundError as error:
         raise EngineError(f"Python module '{error.name}' is missing and the CUDA kernels need "
                           'it: pip install -r requirements-cuda.txt') from None
     return Kernels(linear.linear, attention.rotate, attention.attend, rows.norm, rows.gate,
+                   vision.add_norm, vision.turn,
                    tokens.choose, tokens.begin, tokens.accept, tokens.replay)
 
 
