@@ -15,23 +15,26 @@
 
 import os
 
-os.environ.setdefault('TRITON_INTERPRET', '1')
-
 import pytest
 import torch
 
-from rspec_planner.engine.cuda_random import random_target
-from rspec_planner.engine.cuda_vision import Tower
-from rspec_planner.engine.kernels.select import REFERENCE, triton_kernels
-from rspec_planner.evaluate.bench_decode import profile_config
-from rspec_planner.model.image import patchify
-
+CUDA = torch.cuda.is_available()
+if not CUDA:
+    os.environ['TRITON_INTERPRET'] = '1'
 pytest.importorskip('triton', reason='Triton is not installed: requirements-cuda.txt')
+
+from rspec_planner.engine.cuda_random import random_target  # noqa: E402
+from rspec_planner.engine.cuda_vision import Tower  # noqa: E402
+from rspec_planner.engine.kernels.select import REFERENCE, triton_kernels  # noqa: E402
+from rspec_planner.evaluate.bench_decode import profile_config  # noqa: E402
+from rspec_planner.model.image import patchify  # noqa: E402
+
+DEVICE = torch.device('cuda' if CUDA else 'cpu')
 
 
 @pytest.fixture(scope='module')
 def vision():
-    return random_target(profile_config('tiny'), torch.device('cpu'), torch.float32).vision
+    return random_target(profile_config('tiny'), DEVICE, torch.float32).vision
 
 
 @pytest.mark.parametrize('kernels', [REFERENCE, triton_kernels()], ids=['reference', 'triton'])
@@ -40,10 +43,11 @@ def test_tower_equals_the_model(vision, kernels):
     side = cfg.patch_size
     images = torch.randint(256, (2, grid[0] * side, grid[1] * side, 3), dtype=torch.uint8,
                            generator=torch.Generator().manual_seed(4))
-    patches = patchify(images, side, cfg.temporal_patch_size, cfg.spatial_merge_size)
+    patches = patchify(images, side, cfg.temporal_patch_size,
+                       cfg.spatial_merge_size).to(DEVICE)
     with torch.inference_mode():
         features, deepstack = vision(patches, grid)
-        tower = Tower(vision, grid, kernels, torch.device('cpu'))
+        tower = Tower(vision, grid, kernels, DEVICE)
         for _ in range(2):  # nothing is left over from the first call
             found, taps = tower(patches)
             torch.testing.assert_close(found, features, rtol=1e-4, atol=1e-5)
@@ -56,7 +60,7 @@ def test_tower_equals_the_model(vision, kernels):
 @pytest.mark.parametrize('added', [True, False])
 def test_add_norm_against_float64(rows, columns, added):
     generator = torch.Generator().manual_seed(rows)
-    x, add, weight, bias = (torch.randn(shape, generator=generator) for shape in (
+    x, add, weight, bias = (torch.randn(shape, generator=generator).to(DEVICE) for shape in (
         (rows, columns), (rows, columns), (columns,), (columns,)))
     total = x.double() + add.double() * added
     expected = torch.nn.functional.layer_norm(total, (columns,), weight.double(), bias.double(),
@@ -70,9 +74,10 @@ def test_add_norm_against_float64(rows, columns, added):
 @pytest.mark.parametrize('heads, dim', [(16, 72), (5, 16)])
 def test_turn_equals_its_reference(heads, dim):
     generator = torch.Generator().manual_seed(dim)
-    qkv = torch.randn((2, 6, 3, heads, dim), generator=generator)
-    angles = torch.randn((6, dim // 2), generator=generator).repeat(1, 2)
-    found, expected = torch.full((2, 2, 2, 6, heads, dim), float('nan'))
+    qkv = torch.randn((2, 6, 3, heads, dim), generator=generator).to(DEVICE)
+    angles = torch.randn((6, dim // 2), generator=generator).repeat(1, 2).to(DEVICE)
+    found, expected = torch.full((2, 2, 2, 6, heads, dim), float('nan'),
+                                 device=DEVICE)
     triton_kernels().turn(qkv, (angles.cos(), angles.sin()), *found)
     REFERENCE.turn(qkv, (angles.cos(), angles.sin()), *expected)
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
