@@ -97,9 +97,18 @@ def version() -> Mapping[str, Any]:
 
 
 @cli.command()
+@click.option('--checkpoint', default='', help='Examine this folder instead of the machine.')
+@click.option('--device', default='', help='Where it shall run. Default: a GPU if there is one.')
 @reports(_examination)
-def doctor() -> Mapping[str, Any]:
-    """Check what is installed, name what is missing and say what to do."""
+def doctor(checkpoint: str, device: str) -> Mapping[str, Any]:
+    """
+    Check what is installed, name what is missing and say what to do.
+
+    With --checkpoint: will this folder run here, from names and headers alone.
+    """
+    if checkpoint:
+        from rspec_planner.doctor_checkpoint import examine_checkpoint
+        return examine_checkpoint(checkpoint, device)
     from rspec_planner.doctor import examine
     return examine()
 

@@ -13,34 +13,18 @@
 # limitations under the License.
 """A user points the planner at a released folder and gets a plan; weights are noise, ids real."""
 
-from dataclasses import replace
 import json
 
 import pytest
 from qwen_folder import write_tokenizer_folder
 import torch
-from upstream_rig import edit_config, token_ids, upstream_profile
+from upstream_rig import edit_config, IMAGE_PAD, released_profile
 
 from rspec_planner.errors import EngineError
 from rspec_planner.evaluate.synthetic_checkpoint import write_checkpoint
 from rspec_planner.loading import warm_up_observation
 from rspec_planner.planner.pipeline import Planner
 from rspec_planner.planner.prompt import build_prompt
-
-#: rows, ids and bins of the released checkpoints, at a width that fits a test
-ROWS, FIRST, BINS, QWEN = 155_697, 151_669, 4_000, 151_643
-VISION_START, VISION_END, IMAGE_PAD = 151_652, 151_653, 151_655
-
-
-def released_profile(name='alpamayo-r1'):
-    small = upstream_profile()
-    tokens = replace(token_ids(FIRST, BINS, QWEN), vision_start=VISION_START,
-                     vision_end=VISION_END, image_pad=IMAGE_PAD)
-    text = replace(small.text, vocab_size=ROWS, hidden_size=32, num_layers=3,
-                   intermediate_size=48)
-    return replace(small, name=name, tokens=tokens, text=text,
-                   vision=replace(small.vision, out_hidden_size=32, deepstack_layers=(0, 2)),
-                   history=replace(small.history, num_bins=1000, first_bin_offset=3000))
 
 
 @pytest.fixture(scope='module')

@@ -15,7 +15,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 import json
 import math
 from pathlib import Path
@@ -72,6 +72,22 @@ def upstream_profile() -> ProfileConfig:
         cameras=CameraConfig(height=64, width=96, resize='bicubic', min_pixels=4096,
                              max_pixels=6144 + 2048),
         prompt=PromptConfig('chat', navigation=False), max_reasoning_tokens=256)
+
+
+ROWS, FIRST, BINS, QWEN = 155_697, 151_669, 4_000, 151_643
+VISION_START, VISION_END, IMAGE_PAD = 151_652, 151_653, 151_655
+
+
+def released_profile(name: str = 'alpamayo-r1') -> ProfileConfig:
+    """Return rows and ids of the released checkpoints at a width that fits a test."""
+    small = upstream_profile()
+    tokens = replace(token_ids(FIRST, BINS, QWEN), vision_start=VISION_START,
+                     vision_end=VISION_END, image_pad=IMAGE_PAD)
+    text = replace(small.text, vocab_size=ROWS, hidden_size=32, num_layers=3,
+                   intermediate_size=48)
+    return replace(small, name=name, tokens=tokens, text=text,
+                   vision=replace(small.vision, out_hidden_size=32, deepstack_layers=(0, 2)),
+                   history=replace(small.history, num_bins=1000, first_bin_offset=3000))
 
 
 class Projection(nn.Module):

@@ -1,0 +1,334 @@
+# Copyright 2026 rspec_planner authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""Fifteen and more folders, one fault each; the right verdict, nothing executed, no crash."""
+
+import json
+import os
+import pickle
+import shutil
+import sys
+
+from click.testing import CliRunner
+import pytest
+from qwen_folder import write_tokenizer_folder
+import torch
+from upstream_rig import edit_config, edit_shard, released_profile
+
+from rspec_planner.cli import cli, main
+from rspec_planner.doctor_checkpoint import examine_checkpoint
+from rspec_planner.errors import ConfigurationError, EngineError
+from rspec_planner.evaluate import roofline
+from rspec_planner.evaluate.synthetic_checkpoint import write_checkpoint
+from rspec_planner.model.checkpoint import load_target
+from rspec_planner.model.upstream_folder import INDEX_NAME
+
+OPENED = []
+
+
+def _watch(event, arguments):
+    if event == 'open' and OPENED and isinstance(arguments[0], str | bytes | os.PathLike):
+        OPENED.append(os.fsdecode(arguments[0]))
+
+
+sys.addaudithook(_watch)
+
+
+@pytest.fixture(scope='module')
+def good(tmp_path_factory):
+    """Return model_type -> a folder that is whole."""
+    tokenizer = write_tokenizer_folder(tmp_path_factory.mktemp('qwen')) / 'tokenizer.json'
+    made = {}
+    for kind in ('alpamayo_r1', 'alpamayo1_5'):
+        made[kind] = tmp_path_factory.mktemp(kind)
+        write_checkpoint(made[kind], released_profile(), kind, shards=3)
+        shutil.copy(tokenizer, made[kind])
+    return made
+
+
+@pytest.fixture(autouse=True)
+def known_rates(monkeypatch):
+    """Measure nothing: a device of one test is not that of another."""
+    rates = roofline.Rates(1e11, 1e12)
+    monkeypatch.setattr('rspec_planner.doctor_checkpoint.measure_rates', lambda *_: rates)
+
+
+@pytest.fixture
+def folder(good, tmp_path):
+    return shutil.copytree(good['alpamayo_r1'], tmp_path / 'folder')
+
+
+def verdict(folder):
+    report = examine_checkpoint(str(folder), 'cpu')
+    json.dumps(report)
+    assert report['ok'] == all(check['ok'] for check in report['checks'])
+    return report
+
+
+def check(report, name):
+    [found] = [each for each in report['checks'] if each['name'] == name]
+    return found
+
+
+def refused(folder, name, *parts):
+    """The folder must fail in one check that names all parts; loading must say the same."""
+    report = verdict(folder)
+    assert not report['ok']
+    found = check(report, name)
+    assert not found['ok'] and found['fix']
+    assert '\n' not in found['detail']
+    for part in parts:
+        assert part in found['detail'], found['detail']
+    if name != 'tokenizer':
+        with pytest.raises(EngineError) as caught:
+            load_target(folder)
+        assert '\n' not in str(caught.value)
+        assert any(part in str(caught.value) for part in parts), str(caught.value)
+    return report
+
+
+@pytest.mark.parametrize(('kind', 'profile', 'buffers'), [
+    ('alpamayo_r1', 'alpamayo-r1', 7), ('alpamayo1_5', 'alpamayo-1.5', 0)])
+def test_1_2_good_folders(good, kind, profile, buffers):
+    report = verdict(good[kind])
+    assert report['ok'] and not report['problems']
+    assert (report['model_type'], report['profile']) == (kind, profile)
+    weights = check(report, 'weights')['detail']
+    assert ('7 buffers' in weights) == bool(buffers)
+    assert report['parameters'] == load_target(good[kind]).num_parameters()
+    assert report['memory_bytes']['weights'] == 4 * report['parameters']
+    assert report['frame_ms']['expected_total']['draft'] \
+        < report['frame_ms']['expected_total']['no_draft']
+
+
+def test_3_a_missing_shard(folder):
+    (folder / 'model-00002-of-00003.safetensors').unlink()
+    report = refused(folder, 'files', 'model-00002-of-00003.safetensors', 'not in the folder',
+                     'tensors are lost')
+    assert not check(report, 'weights')['ok']
+
+
+def test_4_a_wrong_shape(folder):
+    name = 'vlm.model.visual.patch_embed.proj.bias'
+    edit_shard(folder, lambda tensors: tensors.update({name: torch.zeros(47)}))
+    refused(folder, 'weights', name, 'shape [47]', 'needs [48]')
+
+
+def test_5_a_tied_head(folder):
+    edit_shard(folder, lambda tensors: tensors.pop('vlm.lm_head.weight', None))
+    for number in (1, 2):
+        edit_shard(folder, lambda tensors: tensors.pop('vlm.lm_head.weight', None), number)
+    refused(folder, 'weights', 'vlm.lm_head.weight', 'missing', 'not tied')
+
+
+def test_5b_a_config_that_ties_the_head(folder):
+    edit_config(folder, tie_word_embeddings=True)
+    refused(folder, 'config', 'tie_word_embeddings')
+
+
+def test_6_an_extra_tensor(folder):
+    edit_shard(folder, lambda tensors: tensors.update({'vlm.surprise': torch.zeros(2)}))
+    refused(folder, 'weights', 'vlm.surprise', 'model-00001-of-00003', 'not part of the model')
+
+
+class Trap:
+    """Unpickling this creates a file."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return (open, (str(self.path), 'w'))
+
+
+def test_7_pickles_and_scripts_are_named_and_stay_closed(folder, tmp_path):
+    sprung = tmp_path / 'sprung'
+    traps = {'pytorch_model.bin': pickle.dumps(Trap(sprung)),
+             'training_args.bin': pickle.dumps(Trap(sprung)), 'optimizer.pt': b'\x80\x04junk',
+             'modeling_alpamayo.py': f"open({str(sprung)!r}, 'w')".encode()}
+    for name, data in traps.items():
+        (folder / name).write_bytes(data)
+    edit_config(folder, auto_map={'AutoModel': 'modeling_alpamayo.AlpamayoR1'})
+    OPENED[:] = ['watching']
+    report = verdict(folder)
+    load_target(folder)
+    opened, OPENED[:] = list(OPENED), []
+    assert report['ok']
+    for name in traps:
+        assert name in check(report, 'ignored')['detail']
+        assert not any(path.endswith(name) for path in opened)
+    assert any(path.endswith('config.json') for path in opened)  # the watch works
+    assert not sprung.exists()
+
+
+def test_7b_pickles_alone_are_no_weights(folder):
+    for path in [*folder.glob('*.safetensors'), folder / INDEX_NAME]:
+        path.unlink()
+    (folder / 'pytorch_model.bin').write_bytes(b'\x80\x04junk')
+    report = refused(folder, 'files', INDEX_NAME, 'missing')
+    assert 'pytorch_model.bin' in check(report, 'ignored')['detail']
+
+
+@pytest.mark.parametrize('kind', ['qwen3_vl', 'alpamayo2_edge', '', 7])
+def test_8_a_wrong_model_type(folder, kind):
+    edit_config(folder, model_type=kind)
+    refused(folder, 'config', 'model_type', repr(kind))
+
+
+def test_9_a_missing_tokenizer(folder):
+    (folder / 'tokenizer.json').unlink()
+    report = refused(folder, 'tokenizer', 'tokenizer.json', 'Qwen/Qwen3-VL-8B-Instruct')
+    assert check(report, 'weights')['ok'] and not report['problems']
+
+
+@pytest.mark.parametrize(('dtype', 'kind'), [
+    (torch.int8, 'I8'), (torch.float8_e4m3fn, 'F8_E4M3'), (torch.float64, 'F64')])
+def test_10_a_wrong_dtype(folder, dtype, kind):
+    def cast(tensors):
+        name = 'vlm.model.visual.merger.norm.weight'
+        if name in tensors:
+            tensors[name] = tensors[name].to(dtype)
+
+    for number in range(3):
+        edit_shard(folder, cast, number)
+    refused(folder, 'weights', 'visual.merger.norm.weight', f'stored as {kind}', 'BF16')
+
+
+@pytest.mark.parametrize('keep', [0, 4, 100, -100])
+def test_11_a_truncated_shard(folder, keep):
+    path = folder / 'model-00003-of-00003.safetensors'
+    path.write_bytes(path.read_bytes()[:keep])
+    refused(folder, 'files', path.name, 'damaged or cut off')
+
+
+def test_12_an_index_that_names_an_absent_file(folder):
+    index = json.loads((folder / INDEX_NAME).read_text())
+    index['weight_map']['vlm.lm_head.weight'] = 'model-00009-of-00009.safetensors'
+    (folder / INDEX_NAME).write_text(json.dumps(index))
+    refused(folder, 'files', 'model-00009-of-00009.safetensors', 'vlm.lm_head.weight')
+
+
+def test_13_an_expert_that_cannot_read_the_cache(folder):
+    def narrow(tensors):
+        for name in [n for n in tensors if n.startswith('expert.') and 'k_proj' in n]:
+            tensors[name] = tensors[name][:24].clone()
+
+    for number in range(3):
+        edit_shard(folder, narrow, number)
+    report = refused(folder, 'weights', 'keys of the expert have 24 values', '48')
+    assert report['problems'][0].startswith('keys of the expert')
+
+
+def test_13b_an_expert_config_that_differs(folder):
+    config = json.loads((folder / 'config.json').read_text())
+    edit_config(folder, expert_cfg={**config['expert_cfg'], 'num_key_value_heads': 4})
+    refused(folder, 'config', 'expert_cfg.num_key_value_heads is 4', 'has 2')
+
+
+def test_14_no_config(folder):
+    (folder / 'config.json').unlink()
+    refused(folder, 'config', 'config.json', 'No such file')
+
+
+@pytest.mark.parametrize('name', ['../model-00001-of-00003.safetensors', '/etc/passwd',
+                                  'sub/../../x.safetensors', '..\\x.safetensors', 'x.bin', 7])
+def test_15_path_traversal_in_the_index(folder, name):
+    secret = folder.parent / 'model-00001-of-00003.safetensors'
+    shutil.copy(folder / secret.name, secret)
+    index = json.loads((folder / INDEX_NAME).read_text())
+    index['weight_map']['vlm.lm_head.weight'] = name
+    (folder / INDEX_NAME).write_text(json.dumps(index))
+    refused(folder, 'files', 'no file name inside the folder', 'nothing was opened')
+
+
+@pytest.mark.parametrize('text', ['[]', '{"weight_map": 7}', '[' * 100_000, '\xff'])
+def test_a_broken_index(folder, text):
+    (folder / INDEX_NAME).write_text(text, encoding='latin-1')
+    refused(folder, 'files', INDEX_NAME)
+
+
+@pytest.mark.parametrize('text', ['', '[]', '{"model_type": "alpamayo_r1"}', '[' * 100_000])
+def test_a_broken_config(folder, text):
+    (folder / 'config.json').write_text(text)
+    refused(folder, 'config', 'config.json')
+
+
+def test_an_export_of_reinforcement_learning(folder):
+    def strip(tensors):
+        for name in [n for n in tensors if not n.startswith('vlm.')]:
+            del tensors[name]
+
+    for number in range(3):
+        edit_shard(folder, strip, number)
+    report = refused(folder, 'weights', 'no action expert')
+    assert report['problems'][0].startswith('only vlm.*')
+
+
+def test_a_tensor_in_two_shards(folder):
+    name = edit_shard(folder, lambda t: t.update({'vlm.lm_head.weight': torch.zeros(2)}), 0)
+    for number in (1, 2):
+        edit_shard(folder, lambda t: t.update({'vlm.lm_head.weight': torch.zeros(2)}), number)
+    refused(folder, 'files', 'vlm.lm_head.weight', name, 'as well')
+
+
+def test_a_target_string_that_names_something_else(folder, tmp_path):
+    edit_config(folder, action_out_proj_cfg={'_target_': 'os.system', 'command': 'touch x'})
+    refused(folder, 'config', 'action_out_proj_cfg._target_', 'os.system', 'Linear')
+
+
+def test_every_problem_is_a_line_of_its_own(folder):
+    def spoil(tensors):
+        tensors['one'] = torch.zeros(1)
+        tensors['two'] = torch.zeros(1)
+        for name in [n for n in tensors if n.endswith('norm1.weight')]:
+            del tensors[name]
+
+    edit_shard(folder, spoil)
+    report = verdict(folder)
+    lost = [line for line in report['problems'] if 'norm1.weight [48] is missing' in line]
+    assert len(lost) == 5
+    assert sum('not part of the model' in line for line in report['problems']) == 2
+    with pytest.raises(EngineError, match=r'and \d more; rspec doctor --checkpoint'):
+        load_target(folder)
+
+
+def test_memory_that_does_not_fit(folder, monkeypatch):
+    monkeypatch.setattr('rspec_planner.doctor_checkpoint._free', lambda _: (10 ** 6, 'a toy'))
+    report = verdict(folder)
+    assert not report['ok'] and not check(report, 'memory')['ok']
+    assert 'a toy' in check(report, 'memory')['detail']
+
+
+def test_our_own_folders_are_examined_too():
+    report = verdict('tiny')
+    assert report['ok'] and report['kind'] == 'own' and report['profile'] == 'tiny'
+    assert 'all hashes match' in check(report, 'files')['detail']
+
+
+def test_what_is_no_folder_and_no_device(folder):
+    with pytest.raises(EngineError, match='does not exist'):
+        examine_checkpoint('/nowhere')
+    for device in ('nonsense', 'meta', 'cuda' if not torch.cuda.is_available() else 'mps'):
+        with pytest.raises(ConfigurationError, match=device):
+            examine_checkpoint(str(folder), device)
+
+
+def test_the_command_line(folder, capsys):
+    arguments = ['doctor', '--checkpoint', str(folder), '--device', 'cpu', '--json']
+    done = CliRunner().invoke(cli, arguments)
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout.splitlines()[-1])['ok']
+    (folder / 'config.json').write_text('{}')
+    assert main(arguments) == 1
+    report = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert not report['ok'] and 'model_type is missing' in report['problems'][0]
