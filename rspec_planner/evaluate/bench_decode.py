@@ -297,13 +297,14 @@ def _baselines(bed: Bed, prompt: BenchPrompt, frames: int
 
 def against_fp8(bed: Bed, frames: int = 8) -> tuple[Bed, dict[str, Any]]:
     """Return the bed in fp8, and how far what it says and drives is from before."""
-    from rspec_planner.evaluate.fp8_difference import answers, difference
-    noise, expected = torch.randn_like(bed.frame.frame.noise), []
-    for index in range(frames):
-        expected.append(answers(bed, bench_prompt(bed.target.cfg, index), noise))
+    from rspec_planner.evaluate.fp8_difference import difference, Reader
+    prompts = [bench_prompt(bed.target.cfg, index) for index in range(frames)]
+    reader = Reader(bed.target)
+    expected = [reader.answers(prompt) for prompt in prompts]
+    del reader  # it holds the matrices
     small = bed.quantised()
-    found = [answers(small, bench_prompt(small.target.cfg, index), noise, before.text)
-             for index, before in enumerate(expected)]
+    reader = Reader(small.target, small.fp8)
+    found = [reader.answers(prompt, before.text) for prompt, before in zip(prompts, expected)]
     return small, difference(small.target.cfg, expected, found)
 
 

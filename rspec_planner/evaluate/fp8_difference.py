@@ -28,11 +28,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rspec_planner.engine.cuda_fp8 import Fp8Weights
+from rspec_planner.engine.cuda_loop import DeviceFrame
 from rspec_planner.engine.kernels.frame import Slot
 from rspec_planner.evaluate.bench import percentiles
-from rspec_planner.evaluate.bench_decode import Bed
-from rspec_planner.evaluate.bench_workload import BenchPrompt
+from rspec_planner.evaluate.bench_baseline import features_of
+from rspec_planner.evaluate.bench_workload import bench_prompt, BenchPrompt
 from rspec_planner.model.config import ProfileConfig
+from rspec_planner.model.target import Target
 from rspec_planner.model.unicycle import UnicycleActionSpace
 
 #: tokens of a text, and the speed from which its trajectory begins, m/s
@@ -49,42 +52,47 @@ class Answers:
     actions: Tensor  # (Z, 64, 2) behind that text
 
 
-def answers(bed: Bed, prompt: BenchPrompt, noise: Tensor,
-            read: Sequence[int] | None = None) -> Answers:
-    """Return the answers of a bed; read: the text that both read, None for its own."""
-    frame, numbers = bed.frame, bed.frame.frame
-    numbers.noise.copy_(noise)
-    plain = frame.plain(bed.target)
-    bed.begin(prompt, TOKENS)
-    with torch.inference_mode():
-        frame.prefill()
-        plain.decode()
-        numbers.fetch()
-    text = _read(bed)
-    context = text if read is None else tuple(read)
-    bed.begin(prompt, TOKENS, context)
-    with torch.inference_mode():
-        frame.prefill()
-        count = len(context) + 1
-        choices = frame.prefill.best[:count].tolist()
-        logits = _logits(bed, frame.prefill.last_states[:count])
-        # rows of the whole text are in the cache, whatever was accepted of it
-        numbers.at(Slot.CONTEXT).fill_(len(prompt.ids) + len(context))
-        numbers.at(Slot.CONTEXT_ANGLE).fill_(
-            len(prompt.ids) + len(context) + prompt.rope_delta)
-        frame.flow()
-    return Answers(text, tuple(choices), logits, numbers.actions.cpu())
+class Reader:
+    """A frame without a draft whose prefill also reads a text behind the prompt."""
+
+    def __init__(self, target: Target, fp8: Fp8Weights | None = None) -> None:
+        self.target = target
+        rows = len(bench_prompt(target.cfg, 0).ids) + TOKENS
+        self.frame = DeviceFrame(target, prompt_rows=rows + -rows % 64, budget=TOKENS,
+                                 guess_room=TOKENS, fp8=fp8)
+        features, deepstack = features_of(target)
+        self.frame.prefill.features.copy_(features)
+        self.frame.prefill.deepstack.copy_(deepstack)
+        generator = torch.Generator().manual_seed(0)
+        noise = self.frame.frame.noise
+        noise.copy_(torch.randn(noise.shape, generator=generator))
+
+    def answers(self, prompt: BenchPrompt, read: Sequence[int] | None = None) -> Answers:
+        """Return what is made of a prompt; read: the text that both read, None for its own."""
+        frame, numbers = self.frame, self.frame.frame
+        frame.begin(prompt.ids, prompt.positions, prompt.rope_delta, TOKENS)
+        frame.run()
+        if self.target.device.type == 'cuda':
+            torch.cuda.synchronize()
+        text = numbers.result().generated
+        context = text if read is None else tuple(read)
+        rows = len(prompt.ids) + len(context)
+        frame.begin(prompt.ids, prompt.positions, prompt.rope_delta, TOKENS, context)
+        with torch.inference_mode():
+            frame.prefill()
+            count = len(context) + 1
+            choices = frame.prefill.best[:count].tolist()
+            logits = _logits(self.target, frame.prefill.last_states[:count])
+            # rows of the whole text are in the cache, whatever was accepted of it
+            numbers.at(Slot.CONTEXT).fill_(rows)
+            numbers.at(Slot.CONTEXT_ANGLE).fill_(rows + prompt.rope_delta)
+            frame.flow()
+        return Answers(text, tuple(choices), logits, numbers.actions.cpu())
 
 
-def _read(bed: Bed) -> tuple[int, ...]:
-    if bed.target.device.type == 'cuda':
-        torch.cuda.synchronize()
-    return bed.frame.frame.result().generated
-
-
-def _logits(bed: Bed, states: Tensor) -> Tensor:
+def _logits(target: Target, states: Tensor) -> Tensor:
     """Return (rows, ids) fp32 on the host, forbidden ids left out."""
-    text, tokens = bed.target.text, bed.target.cfg.tokens
+    text, tokens = target.text, target.cfg.tokens
     logits = text.logits(text.norm(states)).float().cpu()
     return torch.cat((logits[:, :tokens.forbidden_start], logits[:, tokens.forbidden_end:]), -1)
 
