@@ -191,7 +191,15 @@ def use_plans(plans: Path | None) -> None:
 @reports()
 def bench_decode(profile: str, device: str, plans: Path | None, **options: Any
                  ) -> Mapping[str, Any]:
-    """Time the reasoning of the device-resident loop, at forced accepted lengths."""
+    """
+    Time the reasoning of the device-resident loop, at forced accepted lengths.
+
+    autovla and autovla-tiny: the answer, words and actions, under the host's loop.
+    """
+    if profile.startswith('autovla'):
+        from rspec_planner.evaluate.bench_autovla import bench_autovla
+        return bench_autovla(profile, device, options['frames'], lengths=options['lengths'],
+                             block=options['block'])
     use_plans(plans)
     from rspec_planner.evaluate.bench_decode import bench_decode as measure
     return measure(profile, device, **options)
@@ -217,6 +225,9 @@ def bench_kernels(profile: str, device: str, plans: Path | None, limit: int
 @click.option('--loop', default='', help='while, sync, pipelined or eager.')
 @click.option('--samples', type=int, default=1, show_default=True,
               help='Candidate trajectories of one prefill.')
+@click.option('--reuse-in', default='verify', show_default=True,
+              help="Where a reused text is verified: 'verify' by narrow forwards, exact, or "
+              "'prefill'.")
 @device_options(frames=50)
 @reports()
 def bench_device_frame(profile: str, device: str, plans: Path | None, **options: Any
@@ -254,7 +265,7 @@ def bench_gpu(profile: str, device: str, out: Path, seconds: float, only: str,
 @click.option('--profile', default='tiny', show_default=True)
 @click.option('--device', default='cpu', show_default=True)
 @click.option('--frames', type=int, default=40, show_default=True,
-              help='Measured frames, after five of warm-up.')
+              help='Measured frames, after a second and a half of warm-up.')
 @click.option('--checkpoint', type=click.Path(path_type=Path),
               help="A folder in place of the profile's embedded weights.")
 @click.option('--seed', type=int, default=0, show_default=True, help='Seed of the drive.')
@@ -262,19 +273,34 @@ def bench_gpu(profile: str, device: str, out: Path, seconds: float, only: str,
               help="An embedded draft by name, a folder, or 'none'.")
 @click.option('--fp8', is_flag=True,
               help='Prefill, verify and flow read e4m3 weights; alpamayo-r1 only.')
+@click.option('--loop', default='', help='while, sync, pipelined, eager or host. Default: '
+              'while on a GPU, host on a CPU.')
+@click.option('--reuse-in', default='verify', show_default=True,
+              help="Where a reused text is verified: 'verify' by narrow forwards, exact, or "
+              "'prefill'.")
+@click.option('--trace', type=click.Path(path_type=Path, exists=True),
+              help='Also replay recorded accepted lengths; alpamayo-r1 only.')
+@click.option('--eager', type=int, default=3, show_default=True,
+              help='Frames of the transformers baseline of alpamayo-r1, 0 for none.')
+@click.option('--plans', type=click.Path(path_type=Path, exists=True),
+              help='How products are cut, written by bench kernels.')
 @reports()
-def bench_frame(profile: str, device: str, frames: int, checkpoint: Path | None,
-                seed: int, draft: str, fp8: bool) -> Mapping[str, Any]:
+def bench_frame(profile: str, device: str, frames: int, checkpoint: Path | None, seed: int,
+                draft: str, fp8: bool, loop: str, reuse_in: str, trace: Path | None, eager: int,
+                plans: Path | None) -> Mapping[str, Any]:
     """
-    Time whole frames stage by stage, streaming and without cached images.
+    Time whole frames stage by stage, and compare what they say and drive.
 
     alpamayo-r1 without a checkpoint: random weights, as bench device-frame does.
     """
+    use_plans(plans)
     if profile == 'alpamayo-r1' and checkpoint is None:
         from rspec_planner.evaluate.bench_device_frame import bench_device_frame as measure_r1
-        return measure_r1(profile, device, frames, fp8=fp8)
+        return measure_r1(profile, device, frames, fp8=fp8, loop=loop, reuse_in=reuse_in,
+                          trace=trace, eager=eager)
     if fp8:
         raise ConfigurationError('--fp8 times the device-resident frame: add --profile '
                                  'alpamayo-r1, or use bench device-frame')
     from rspec_planner.evaluate.bench import bench_frame as measure
-    return measure(profile, device, frames, checkpoint=checkpoint, seed=seed, draft=draft)
+    return measure(profile, device, frames, checkpoint=checkpoint, seed=seed, draft=draft,
+                   loop=loop)

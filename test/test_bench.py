@@ -42,7 +42,7 @@ def test_a_short_run_reports_every_stage_of_every_way(tmp_path):
     folder = export(target, tokenizer, tmp_path, {})
     draft = Dflash(dflash_config(target.cfg, block=8)).initialise(target.text)
     save_draft(draft, folder / 'drafts' / 'default', {'target': target_digest(folder)})
-    report = bench_frame(frames=2, checkpoint=folder)
+    report = bench_frame(frames=2, checkpoint=folder, warm_up=2)
     assert report['profile'] == 'smoke' and report['frames'] == 2
     assert report['draft'] == 'dflash-l2-b8-w8-flat'
     assert report['p50'] == report['streaming']['p50'] > 0
@@ -51,7 +51,16 @@ def test_a_short_run_reports_every_stage_of_every_way(tmp_path):
         assert set(stages) >= {'encode', 'prefill', 'decode', 'action'}
         assert sum(stage['p50'] for stage in stages.values()) <= 1.5 * report[way]['p99']
         assert report[way]['tokens'] == report['streaming']['tokens']  # the same plans
+    assert report['token_mismatches'] == report['nondeterministic_frames'] == 0
+    assert (report['loop'], report['host_syncs_per_frame']) == ('host', None)
     assert report['autoregressive']['iterations'] == report['autoregressive']['tokens'] - 1
+
+
+def test_the_device_resident_loop_says_the_same_and_counts_its_waits():
+    report = bench_frame(frames=2, loop='while', warm_up=1)
+    assert report['token_mismatches'] == report['nondeterministic_frames'] == 0
+    assert (report['loop'], report['host_syncs_per_frame']) == ('while', 1)
+    assert report['allocations_after_warmup'] == 0
 
 
 def test_percentiles_of_a_ramp():

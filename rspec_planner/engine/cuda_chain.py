@@ -89,6 +89,11 @@ class ChainDraft:
         self._angles = torch.zeros_like(self._shift)
         self._slots = self._shift + count if cfg.window else self._angles
 
+    @property
+    def kept(self) -> list[Tensor]:
+        """Return the buffers of keys and values."""
+        return list(self._held)
+
     def open(self) -> None:
         """Enqueue what a new frame needs: rotary rows, and the prompt's keys and values."""
         self._turns.open()

@@ -67,6 +67,11 @@ class BlockDraft:
         self._slots = (frame.at(Slot.ZERO), torch.tensor([cfg.window], device=device)) \
             if cfg.window else (self._places[:1], self._places[1:2])
 
+    @property
+    def kept(self) -> list[Tensor]:
+        """Return the buffers of keys and values."""
+        return [buffer for held in self._held for buffer in held]
+
     def open(self) -> None:
         """Enqueue what a new frame needs: rotary rows, and the prompt's keys and values."""
         self._turns.open()

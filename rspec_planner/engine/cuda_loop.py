@@ -164,6 +164,16 @@ class DeviceFrame:
         if self.draft is not None:
             self.draft.open()
 
+    def stale(self) -> list[Tensor]:
+        """
+        Return what holds leftovers of earlier frames, none of which may change a later one.
+
+        Keys, values, taps and the rows that layers work in; not what the host writes.
+        """
+        held = [self.cache.keys, self.cache.values, self.taps.rows, *self.flow.own,
+                self.verify.runner.hidden, self.flow.rows.hidden]
+        return held + (self.draft.kept if self.draft is not None else [])
+
     def iterate(self) -> None:
         """Enqueue one draft, verify and acceptance."""
         frame, verify, proposals = self.frame, self.verify, self._idle

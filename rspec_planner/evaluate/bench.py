@@ -19,6 +19,9 @@ and the features of frames seen before are kept, so four of sixteen images are n
 decodes every frame from its first token, autoregressive also without a draft, and cold encodes
 every image in every frame. The four take turns every few frames, so that a machine whose speed
 drifts favours none. Rendering is outside the clock.
+
+All must say what the autoregressive planner says, and cold must drive what stateless drives, bit
+for bit: they differ only in what is computed again.
 """
 
 from __future__ import annotations
@@ -43,7 +46,7 @@ from rspec_planner.world.rig import Rig
 from rspec_planner.world.scenarios import FAMILIES
 
 STAGES = ('preprocess', 'encode', 'prefill', 'decode', 'action', 'postprocess')
-WARM_UP = 5
+WARM_UP = 15  # more than the second of frames whose features are kept
 TURN = 10  # frames; the first of each turn finds the processor's caches cold
 HISTORY, FRAMES = 16, 4
 STEP_NS = 100_000_000
@@ -98,14 +101,23 @@ class _Samples:
         self.stages: dict[str, list[float]] = {name: [] for name in STAGES}
         self.tokens: list[int] = []
         self.iterations: list[int] = []
+        self.syncs: list[int | None] = []
+        self.allocations = 0
+        self.said: list[tuple[int, ...]] = []
+        self.driven: list[bytes] = []
 
     def plan(self, observation: Observation, measured: bool) -> None:
         """Plan one frame; keep its times unless it is warm-up."""
+        before = _allocated(self.planner)
         started = time.perf_counter()
         plan = self.planner.plan(observation)
         spent = 1e3 * (time.perf_counter() - started)
+        self.said.append(plan.reasoning.token_ids)
+        self.driven.append(plan.candidates.tobytes() + plan.speeds.tobytes())
         if not measured:
             return
+        self.allocations += _allocated(self.planner) - before
+        self.syncs.append(self.planner.host_syncs)
         self.totals.append(spent)
         self.tokens.append(len(plan.reasoning.token_ids))
         self.iterations.append(plan.reasoning.stats.iterations)
@@ -120,13 +132,20 @@ class _Samples:
                 'iterations': round(float(np.mean(self.iterations)), 2)}
 
 
-def _ways(source: str | Path, device: str, draft: str) -> dict[str, _Samples]:
+def _allocated(planner: Planner) -> int:
+    """Return how often device memory was allocated so far; 0 without a GPU."""
+    if planner.device.type != 'cuda':
+        return 0
+    return int(torch.cuda.memory_stats(planner.device)['allocation.all.allocated'])
+
+
+def _ways(source: str | Path, device: str, draft: str, loop: str) -> dict[str, _Samples]:
     """Return the planners that are compared, by name."""
     chosen = None if draft == 'none' else draft
     options: dict[str, dict[str, Any]] = {
         'streaming': {'draft': chosen, 'reuse': True}, 'stateless': {'draft': chosen},
         'autoregressive': {}, 'cold': {'draft': chosen, 'use_vision_cache': False}}
-    return {name: _Samples(Planner.load(source, device=device, **option))
+    return {name: _Samples(Planner.load(source, device=device, loop=loop, **option))
             for name, option in options.items()}
 
 
@@ -144,30 +163,48 @@ def hardware(device: torch.device) -> str:
 
 
 def bench_frame(profile: str = 'tiny', device: str = 'cpu', frames: int = 40, *,
-                checkpoint: str | Path | None = None, seed: int = 0, draft: str = 'default'
-                ) -> dict[str, Any]:
+                checkpoint: str | Path | None = None, seed: int = 0, draft: str = 'default',
+                loop: str = '', warm_up: int = WARM_UP) -> dict[str, Any]:
     """
     Time whole frames of a profile; `p50` at the top is that of streaming frames, in ms.
 
-    frames: measured frames, after five of warm-up. checkpoint: a folder in place of the
-    profile's embedded weights. draft: 'none' for a checkpoint without one. Raises
+    frames: measured frames, after `warm_up` others. checkpoint: a folder in place of the
+    profile's embedded weights. draft: 'none' for a checkpoint without one. loop: see
+    `planner.device_stages`, by default 'while' on a GPU and 'host' elsewhere. Raises
     ConfigurationError for a count below 1.
+
+    token_mismatches counts frames of all ways that say something else than the autoregressive
+    one, nondeterministic_frames those that cold and stateless do not drive alike; warm-up is
+    included in both.
     """
     if frames < 1:
         raise ConfigurationError(f'frames {frames}: must be at least 1')
-    ways = _ways(profile if checkpoint is None else checkpoint, device, draft)
+    loop = loop or ('host' if device == 'cpu' else 'while')
+    ways = _ways(profile if checkpoint is None else checkpoint, device, draft, loop)
     streaming = ways['streaming'].planner
     cameras = streaming.profile.cameras
-    observations = list(drive_observations(frames + WARM_UP, cameras.width, cameras.height,
+    observations = list(drive_observations(frames + warm_up, cameras.width, cameras.height,
                                            cameras.names, seed))
     for first in range(0, len(observations), TURN):
         for way in ways.values():
             for index, observation in enumerate(observations[first:first + TURN], start=first):
-                way.plan(observation, index >= WARM_UP)
+                way.plan(observation, index >= warm_up)
     found = {name: way.report() for name, way in ways.items()}
     place = torch.device(device)
     return {'profile': streaming.profile.name, 'device': device, 'hardware': hardware(place),
             'processors': len(os.sched_getaffinity(0)), 'threads': torch.get_num_threads(),
             'precision': 'fp32', 'frames': frames, 'draft': streaming.draft_name,
             'p50': found['streaming']['p50'], 'tokens': found['streaming']['tokens'],
-            'torch': torch.__version__, **found}
+            'torch': torch.__version__, 'loop': loop, **_agreement(ways), **found}
+
+
+def _agreement(ways: dict[str, _Samples]) -> dict[str, Any]:
+    """Return how the ways differ, and what the streaming one asked of host and memory."""
+    streaming, plain = ways['streaming'], ways['autoregressive']
+    syncs = [count for count in streaming.syncs if count is not None]
+    return {'token_mismatches': sum(a != b for way in ways.values()
+                                    for a, b in zip(way.said, plain.said)),
+            'nondeterministic_frames': sum(
+                a != b for a, b in zip(ways['cold'].driven, ways['stateless'].driven)),
+            'host_syncs_per_frame': max(syncs) if syncs else None,
+            'allocations_after_warmup': streaming.allocations}

@@ -77,20 +77,22 @@ class Bed:
     script: Tensor
     right: Tensor
     fp8: Fp8Weights | None = None
+    reuse_in: str = ''
 
     @staticmethod
     def make(profile: str, device: str, block: int = 16, samples: int = 1,
-             fp8: bool = False) -> Bed:
+             fp8: bool = False, reuse_in: str = '') -> Bed:
         """
         Return a bed; its draft has two layers, a window of 8 and a reduced head.
 
-        fp8: see `quantised`.
+        fp8: see `quantised`. reuse_in: where frames verify a guess, 'verify' or 'prefill'.
         """
         place, cfg = torch.device(device), profile_config(profile)
         dtype = torch.bfloat16 if place.type == 'cuda' else torch.float32
         target = random_target(cfg, place, dtype)
         draft = random_draft(target, block=block)
-        return Bed._over(target, draft, samples, quantise_target(target) if fp8 else None)
+        return Bed._over(target, draft, samples, quantise_target(target) if fp8 else None,
+                         reuse_in)
 
     def quantised(self, **options: Any) -> Bed:
         """
@@ -99,22 +101,25 @@ class Bed:
         options: of `quantise_target`.
         """
         return Bed._over(self.target, self.draft, self.frame.frame.noise.shape[0],
-                         quantise_target(self.target, **options))
+                         quantise_target(self.target, **options), self.reuse_in)
 
     @staticmethod
-    def _over(target: Target, draft: Dflash, samples: int, fp8: Fp8Weights | None) -> Bed:
+    def _over(target: Target, draft: Dflash, samples: int, fp8: Fp8Weights | None,
+              reuse_in: str = '') -> Bed:
         cfg, place = target.cfg, target.device
-        rows = len(bench_prompt(cfg, 0).ids) + GUESS_ROOM
+        room = GUESS_ROOM if reuse_in == 'prefill' else 0
+        rows = len(bench_prompt(cfg, 0).ids) + room
         rows += -rows % 64
         frame = DeviceFrame(target, prompt_rows=rows, budget=BUDGET, draft=draft,
-                            guess_room=GUESS_ROOM, samples=samples, fp8=fp8)
+                            guess_room=room, samples=samples, fp8=fp8,
+                            narrow_guess=reuse_in == 'verify')
         script = torch.zeros(BUDGET, dtype=torch.int64, device=place)
         right = torch.zeros(MAX_ROUNDS, dtype=torch.int64, device=place)
         frame.replay(script, right)
         features, deepstack = features_of(target)
         frame.prefill.features.copy_(features)
         frame.prefill.deepstack.copy_(deepstack)
-        return Bed(target, draft, frame, script, right, fp8)
+        return Bed(target, draft, frame, script, right, fp8, reuse_in)
 
     def begin(self, prompt: BenchPrompt, limit: int, guess: Sequence[int] = (),
               end_id: int | None = None) -> None:

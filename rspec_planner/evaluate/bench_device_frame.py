@@ -12,26 +12,31 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 """
-How long whole frames of the device-resident planner take, image to actions.
+How long whole frames of the device-resident planner take, image to actions, and whether they hold.
 
 Streaming: four new images, twelve whose features are kept, a prompt with random words, decoding
 at a forced accepted length, all flow steps. Random weights; see `bench_decode`.
+
+Four frames share a prompt: two of the ways, each planned twice. One decoding of it token by token
+in the same kernels is what all four must say. Before the second frame of a way everything that an
+earlier frame left behind is overwritten with values that would show; text and actions must come
+out bit for bit.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+import hashlib
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import torch
-from torch import Tensor
 
+from rspec_planner.engine.cuda_frame import FrameResult
 from rspec_planner.engine.cuda_graph import FrameRunner, STAGES
 from rspec_planner.engine.cuda_vision import Encoder
-from rspec_planner.engine.kernels.frame import Slot
 from rspec_planner.errors import ConfigurationError
 from rspec_planner.evaluate.bench import hardware, percentiles
 from rspec_planner.evaluate.bench_baseline import measure_original
@@ -46,6 +51,11 @@ from rspec_planner.evaluate.bench_workload import bench_prompt, BenchPrompt, Sch
 
 #: frames' worth of random images that take turns
 IMAGE_SETS = 8
+#: frames of one prompt: two ways, each twice
+GROUP = 4
+REUSED = 'whole text reused'
+#: where the text of the last frame is verified
+REUSE_IN = ('verify', 'prefill')
 
 
 @dataclass
@@ -53,17 +63,18 @@ class FrameWay:
     """One way of planning a frame and its times."""
 
     schedule: Schedule
-    reuse: bool = False  # the text rides in the prefill as a guess that is right throughout
+    reuse: bool = False  # the text is a guess that is right throughout
     device_ms: list[float] = field(default_factory=list)
     wall_ms: list[float] = field(default_factory=list)
     stages: dict[str, list[float]] = field(default_factory=lambda: {n: [] for n in STAGES})
     mismatches: int = 0
     syncs: int = 0
     iterations: int = 0
+    tokens: int = 0
 
     def plan(self, bed: Bed, runner: FrameRunner, prompt: BenchPrompt, text: Sequence[int],
-             index: int) -> Tensor:
-        """Plan one frame whose text is known; return its actions."""
+             index: int) -> FrameResult:
+        """Plan one frame of the prompt `index`, whose text is known."""
         started = perf_counter()
         bed.begin(prompt, len(text), text if self.reuse else (), text[-1])
         bed.play(text, () if self.reuse else self.schedule.committed[index])
@@ -73,23 +84,26 @@ class FrameWay:
         self.mismatches += result.generated != tuple(text)
         self.syncs = max(self.syncs, runner.host_syncs)
         self.iterations += len(result.committed)
-        if runner.mode != 'eager':
-            spent = runner.stage_ms
-            self.device_ms.append(sum(spent.values()))
-            for name, value in spent.items():
-                self.stages[name].append(value)
-        return result.actions
+        self.tokens += sum(result.committed)
+        spent = runner.stage_ms
+        self.device_ms.append(sum(spent.values()))
+        for name, value in spent.items():
+            self.stages[name].append(value)
+        return result
 
     def report(self) -> dict[str, Any]:
         """Return percentiles in milliseconds."""
-        return {**percentiles(self.device_ms or self.wall_ms), 'wall': percentiles(self.wall_ms),
+        count = max(len(self.wall_ms), 1)
+        return {**percentiles(self.device_ms), 'frames': len(self.wall_ms),
+                'wall': percentiles(self.wall_ms),
                 'stages': {name: percentiles(times) for name, times in self.stages.items()},
-                'iterations_per_frame': round(self.iterations / max(len(self.wall_ms), 1), 2),
+                'iterations_per_frame': round(self.iterations / count, 2),
+                'accepted_length': round(self.tokens / max(self.iterations, 1), 3),
                 'token_mismatches': self.mismatches, 'host_syncs_per_frame': self.syncs}
 
 
 class Features:
-    """The features before a frame, so that every way encodes the same four images."""
+    """The features before a frame, so that every frame of a prompt encodes the same images."""
 
     def __init__(self, bed: Bed) -> None:
         self._live = (bed.frame.prefill.features, bed.frame.prefill.deepstack)
@@ -106,38 +120,58 @@ class Features:
             live.copy_(kept)
 
 
+@dataclass
+class Counts:
+    """What went wrong, over all frames."""
+
+    grown: int = 0  # allocations of device memory behind the first frames
+    repeated: int = 0  # frames that were planned again
+    differing: int = 0  # of these, how many did not come out bit for bit
+    compared: int = 0  # pairs of ways over the same prompt
+    apart: int = 0  # of these, how many gave other actions
+
+
 def bench_device_frame(profile: str, device: str, frames: int = 50, *, loop: str = '',
                        lengths: Sequence[float] = (4.6, 7.4), trace: Path | None = None,
                        samples: int = 1, block: int = 16, eager: int = 3, pdl: bool = False,
-                       fp8: bool = False) -> dict[str, Any]:
+                       fp8: bool = False, reuse_in: str = 'verify') -> dict[str, Any]:
     """
     Time whole frames; the top-level `p50` and `p99` are those of the first accepted length.
 
-    Arguments as for `bench_decode`; samples: candidate trajectories of one prefill.
+    frames: of all ways together, GROUP to a prompt. samples: candidate trajectories of one
+    prefill. reuse_in: where a reused text is verified, one of REUSE_IN. Other arguments as for
+    `bench_decode`.
     """
     if frames < 1:
         raise ConfigurationError(f'frames {frames}: must be at least 1')
-    loop = loop or ('while' if device != 'cpu' else 'eager')
-    bed = Bed.make(profile, device, block, samples)
+    if reuse_in not in REUSE_IN:
+        raise ConfigurationError(f"reuse_in '{reuse_in}': use one of {', '.join(REUSE_IN)}")
+    loop = loop or ('while' if device != 'cpu' else 'sync')
+    bed = Bed.make(profile, device, block, samples, reuse_in=reuse_in)
     before = _eager(bed, eager) if fp8 else None  # it needs the matrices
     bed = bed.quantised() if fp8 else bed
-    planned = schedules(frames, block, lengths, trace)
+    planned = schedules(-(-frames // GROUP), block, lengths, trace)
     ways = {name: FrameWay(schedule) for name, schedule in planned.items()}
-    ways['whole text reused'] = FrameWay(next(iter(planned.values())), reuse=True)
-    grown, repeated = _measure(bed, ways, loop, frames, pdl)
+    ways[REUSED] = FrameWay(next(iter(planned.values())), reuse=True)
+    counts = _Course(bed, ways, loop, pdl).measure(frames)
     original = before or _eager(bed, eager)
     reports = {name: way.report() for name, way in ways.items()}
     main = reports[next(iter(ways))]
     return {'profile': profile, 'device': device, 'hardware': hardware(torch.device(device)),
             'torch': torch.__version__, 'precision': precision(bed),
-            'weights': 'random', 'accepted_lengths': 'forced', 'frames': frames, 'loop': loop,
-            'samples': samples, 'pdl': pdl, 'p50': main['p50'], 'p99': main['p99'],
-            'ways': reports, 'allocations_after_warmup': grown,
-            'nondeterministic_frames': repeated, 'eager': original,
+            'weights': 'random', 'accepted_lengths': 'forced', 'frames': frames,
+            'prompts': -(-frames // GROUP), 'loop': loop, 'samples': samples, 'pdl': pdl,
+            'reuse_in': reuse_in, 'p50': main['p50'], 'p99': main['p99'], 'ways': reports,
+            'token_mismatches': sum(way.mismatches for way in ways.values()),
+            'host_syncs_per_frame': max(way.syncs for way in ways.values()),
+            'allocations_after_warmup': counts.grown,
+            'repeated_frames': counts.repeated, 'nondeterministic_frames': counts.differing,
+            'pairs_of_ways': counts.compared, 'pairs_with_other_actions': counts.apart,
+            'poison': str(poison_value(device)), 'eager': original,
             **({} if bed.fp8 is None else {'fp8': bed.fp8.report()}),
             **({} if original is None else {'frame_speedup_vs_original': {
                 name: round(original['frame_ms'] / way['p50'], 2)
-                for name, way in reports.items()}})}
+                for name, way in reports.items() if way['frames']}})}
 
 
 def _eager(bed: Bed, frames: int) -> dict[str, Any] | None:
@@ -146,46 +180,81 @@ def _eager(bed: Bed, frames: int) -> dict[str, Any] | None:
         if frames else None
 
 
-def _measure(bed: Bed, ways: dict[str, FrameWay], loop: str, frames: int,
-             pdl: bool) -> tuple[int, int]:
-    """Plan every frame in every way; return allocations and frames that came out differently."""
-    target, frame = bed.target, bed.frame.frame
-    cameras, features = target.cfg.cameras, Features(bed)
-    encoder = Encoder(target, bed.frame.prefill)
-    images = torch.randint(256, (IMAGE_SETS, *encoder.images.shape), dtype=torch.uint8,
-                           device=target.device)
-    assert len(cameras.names) == encoder.images.shape[0]
-    prompt = bench_prompt(target.cfg, 0)
-    bed.begin(prompt, BUDGET)
-    with torch.inference_mode():
-        features.keep()
-    runner = FrameRunner(bed.frame, loop, encode=encoder, pdl=pdl)
-    bed.begin(prompt, BUDGET)
-    plain = FrameRunner(bed.frame.plain(target), loop, pdl=pdl)
-    frame.noise.normal_()
-    saved, grown, differing = torch.zeros_like(frame.numbers), 0, 0
-    for index in range(frames):
-        prompt = bench_prompt(target.cfg, index)
-        encoder.images.copy_(images[index % IMAGE_SETS])
-        before = allocated(target.device)
-        features.keep()
+def poison_value(device: str) -> float:
+    """
+    Return what leftovers are overwritten with.
+
+    Kernels never load what no row sees. The references of a CPU weigh it with 0, and 0 times NaN
+    is NaN; there a large finite value must do.
+    """
+    return float('nan') if device != 'cpu' else 1e4
+
+
+def digest(result: FrameResult) -> bytes:
+    """Return what identifies text and actions, bit for bit."""
+    made = hashlib.sha256(repr(result.generated).encode())
+    made.update(result.actions.numpy().tobytes())
+    return made.digest()
+
+
+class _Course:
+    """Plans the frames one after the other."""
+
+    def __init__(self, bed: Bed, ways: dict[str, FrameWay], loop: str, pdl: bool) -> None:
+        self.bed, self.ways = bed, list(ways.values())
+        target = bed.target
+        self._features, self._encoder = Features(bed), Encoder(target, bed.frame.prefill)
+        self._images = torch.randint(256, (IMAGE_SETS, *self._encoder.images.shape),
+                                     dtype=torch.uint8, device=target.device)
+        self._features.keep()
+        prompt = bench_prompt(target.cfg, 0)
         bed.begin(prompt, BUDGET)
-        runner.prefill()
-        saved.copy_(frame.numbers)
-        for way in ways.values():
-            frame.numbers.copy_(saved)
-            frame.at(Slot.LIMIT).fill_(way.schedule.tokens[index])
-            plain.decode()
-            text = frame.result().generated
-            features.restore()
-            actions = way.plan(bed, runner, prompt, text, index)
-            if index % 10 == 0:  # the same frame again, bit for bit
-                features.restore()
-                again = FrameWay(way.schedule, way.reuse).plan(bed, runner, prompt, text, index)
-                differing += not torch.equal(actions, again)
-            features.restore()
-            bed.begin(prompt, BUDGET)
-            runner.prefill()
-        if index:
-            grown += allocated(target.device) - before
-    return grown, differing
+        self._runner = FrameRunner(bed.frame, loop, encode=self._encoder, pdl=pdl)
+        bed.begin(prompt, BUDGET)
+        self._plain = FrameRunner(bed.frame.plain(target), loop, pdl=pdl)
+        bed.frame.frame.noise.normal_()
+        self._poison = poison_value(target.device.type)
+        self.counts = Counts()
+
+    def measure(self, frames: int) -> Counts:
+        """Plan so many frames in all."""
+        for index in range(-(-frames // GROUP)):
+            prompt = bench_prompt(self.bed.target.cfg, index)
+            self._features.restore()
+            self._encoder.images.copy_(self._images[index % IMAGE_SETS])
+            text = self._reference(prompt, index)
+            pair = [self.ways[(2 * index + turn) % len(self.ways)] for turn in range(2)]
+            left = min(frames - index * GROUP, GROUP)
+            made = [self._plan(way, prompt, text, index, count) for way, count in zip(
+                pair, (min(left, 2), left - 2)) if count > 0]
+            if len(made) == 2 and len({way.schedule.tokens[index] for way in pair}) == 1:
+                self.counts.compared += 1
+                self.counts.apart += made[0] != made[1]
+        return self.counts
+
+    def _reference(self, prompt: BenchPrompt, index: int) -> tuple[int, ...]:
+        """Return what decoding token by token says, as long as any way needs it."""
+        self.bed.begin(prompt, max(way.schedule.tokens[index] for way in self.ways))
+        self._runner.prefill()
+        self._plain.decode()
+        return self.bed.frame.frame.result().generated
+
+    def _plan(self, way: FrameWay, prompt: BenchPrompt, text: tuple[int, ...], index: int,
+              times: int) -> bytes:
+        """Plan a frame once or twice, leftovers poisoned in between; return its digest."""
+        said, found = text[:way.schedule.tokens[index]], list[bytes]()
+        for turn in range(times):
+            self._features.restore()
+            if turn:
+                for tensor in self.bed.frame.stale():
+                    tensor.fill_(self._poison)
+            before = self._allocated()
+            found.append(digest(way.plan(self.bed, self._runner, prompt, said, index)))
+            if index:
+                self.counts.grown += self._allocated() - before
+        self.counts.repeated += len(found) - 1
+        self.counts.differing += len(set(found)) - 1
+        return found[0]
+
+    def _allocated(self) -> int:
+        return allocated(self.bed.target.device)

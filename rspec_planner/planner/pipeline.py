@@ -85,6 +85,7 @@ class Planner:
         which guess_in says where a text is verified, see `DeviceStages`.
         """
         self.profile: ProfileConfig = target.cfg
+        self.device = target.device
         self.precision = str(target.dtype).removeprefix('torch.')
         self.executors: Mapping[str, str] = {'backend': 'torch'}  # what a diagnostic shows
         self.tokenizer = tokenizer
@@ -141,6 +142,11 @@ class Planner:
                    flow_steps=flow_steps, max_reasoning_tokens=max_reasoning_tokens,
                    use_vision_cache=use_vision_cache, draft=routine, reuse=reuse,
                    make_stages=make_stages, limits=limits, loop=loop, guess_in=guess_in)
+
+    @property
+    def host_syncs(self) -> int | None:
+        """Return how often the host waited for the device in the last frame, if it is known."""
+        return self._stages.host_syncs if isinstance(self._stages, DeviceStages) else None
 
     def reset(self) -> None:
         """Drop what is cached from earlier frames."""

@@ -79,12 +79,31 @@ def test_decode_says_the_same_in_every_way():
     assert report['reasoning_speedup_vs_eager']['L=4.6, eager'] > 0
 
 
-def test_frames_keep_their_text_in_every_way():
-    report = bench_device_frame('tiny', 'cpu', 2, eager=0, lengths=(7.4,), samples=2)
+@pytest.mark.parametrize(('reuse_in', 'iterations'), [('verify', 2), ('prefill', 0)])
+def test_frames_keep_their_text_in_every_way(reuse_in, iterations):
+    report = bench_device_frame('tiny', 'cpu', 6, eager=0, lengths=(7.4,), samples=2, block=10,
+                                reuse_in=reuse_in)
     assert report['nondeterministic_frames'] == 0
-    assert {name: way['token_mismatches'] for name, way in report['ways'].items()} == {
-        'L=7.4': 0, 'whole text reused': 0}
-    assert report['ways']['whole text reused']['iterations_per_frame'] == 0
+    assert (report['repeated_frames'], report['prompts'], report['pairs_of_ways']) == (3, 2, 1)
+    assert {name: (way['token_mismatches'], way['frames'])
+            for name, way in report['ways'].items()} == {
+        'L=7.4': (0, 4), 'whole text reused': (0, 2)}
+    assert report['token_mismatches'] == 0 and report['host_syncs_per_frame'] > 1
+    assert report['ways']['whole text reused']['iterations_per_frame'] == iterations
+
+
+def test_a_leftover_that_is_read_is_counted(monkeypatch):
+    """Frames that do depend on what earlier ones left must not pass for deterministic."""
+    from rspec_planner.engine.cuda_decoder import Prefill
+    plain = Prefill.__call__
+
+    def forgetful(self):
+        leftover = self.cache.values[0, 0, 0, -1, 0].clone()
+        plain(self)
+        self.cache.values[:, 0, :, :40] += 1e-3 * leftover
+    monkeypatch.setattr(Prefill, '__call__', forgetful)
+    report = bench_device_frame('tiny', 'cpu', 2, eager=0, lengths=(7.4,))
+    assert report['nondeterministic_frames'] == 1
 
 
 def test_the_check_compares_a_device_with_its_references():
