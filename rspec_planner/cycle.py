@@ -185,6 +185,11 @@ class RateLimit:
         self._due_ns = max(due_ns, t0_ns - period_ns // 4) + period_ns
         return True
 
+    @property
+    def due_ns(self) -> int | None:
+        """Return the stamp at which the next trigger is due, None when any one is."""
+        return self._due_ns
+
     def reset(self) -> None:
         """Let the next trigger through, for example after a clock jump."""
         self._due_ns = None
@@ -212,6 +217,12 @@ class PlanningCycle:
         self._previous: Plan | None = None
         self._previous_at: float | None = None
         self._started: float | None = None
+        self._collecting: int | None = None
+
+    @property
+    def collecting_ns(self) -> int | None:
+        """Return the t0 of a cycle that still takes frames, None when none does; any thread."""
+        return self._collecting
 
     @property
     def busy_s(self) -> float:
@@ -245,7 +256,7 @@ class PlanningCycle:
         try:
             result = self._run(t0_ns, parameters, cameras)
         finally:
-            self._started = None
+            self._started = self._collecting = None
         return replace(result, processing_ms=_elapsed_ms(started))
 
     def _run(self, t0_ns: int, parameters: NodeParameters, cameras: Mapping[str, int]
@@ -256,6 +267,7 @@ class PlanningCycle:
             return refusal
         timer = _Timer()
         deadline = time.monotonic() + parameters.sync.odometry_wait_ms / 1e3
+        self._collecting = t0_ns
         with timer.of('wait'):
             self._watch.wait_for(cameras, parameters.sync.image_wait_ms / 1e3)
         with timer.of('select'):
@@ -264,6 +276,7 @@ class PlanningCycle:
             self._watch.wait_for({'odometry': t0_ns}, max(0.0, deadline - time.monotonic()))
         with timer.of('select'):
             chosen = self._source.select(t0_ns)
+        self._collecting = None
         if generation != self._generation:
             return _reset_result(t0_ns)
         if isinstance(chosen, Observation):
@@ -338,7 +351,8 @@ class PlanningCycle:
         now = time.perf_counter()
         cyclic_ms = None if self._previous_at is None else 1e3 * (now - self._previous_at)
         self._previous, self._previous_at = plan, now
-        return replace(result, cyclic_ms=cyclic_ms)
+        return replace(result, cyclic_ms=cyclic_ms,
+                       pipeline_latency_ms=(self._clock_ns() - plan.t0_ns) / 1e6)
 
     def _miss(self, result: CycleResult, limit_ms: float, on_miss: str) -> CycleResult:
         """Handle a plan that is too old; an old plan keeps its old stamp."""

@@ -39,8 +39,10 @@ from rspec_planner.ros_conversions import (
     ns_to_duration,
     ns_to_stamp,
     plan_trajectory,
-    pose_messages,
+    pose_values,
     published_poses,
+    resized,
+    set_pose,
 )
 
 AUTOWARE_PACKAGES = ('autoware_planning_msgs', 'autoware_internal_planning_msgs',
@@ -55,8 +57,8 @@ class MessageSet(Protocol):
     text_type: type[Any]
     number_type: type[Any]
 
-    def trajectory(self, plan: Plan, frame: str) -> Any:
-        """Return the plan as 65 points with speeds, stamped t0."""
+    def trajectory(self, plan: Plan, frame: str, into: Any = None) -> Any:
+        """Return the plan as 65 points with speeds, stamped t0; written into an earlier one."""
 
     def text(self, stamp_ns: int, text: str) -> Any:
         """Return a text; `stamp_ns` is t0."""
@@ -72,9 +74,9 @@ class CommonMessages:
     text_type = String
     number_type = Float64
 
-    def trajectory(self, plan: Plan, frame: str) -> Any:
+    def trajectory(self, plan: Plan, frame: str, into: Any = None) -> Any:
         """Return the plan as a MultiDOFJointTrajectory."""
-        return plan_trajectory(plan, frame)
+        return plan_trajectory(plan, frame, into)
 
     def text(self, stamp_ns: int, text: str) -> Any:
         """Return a String."""
@@ -103,12 +105,13 @@ class AutowareMessages:
         self._candidate = internal.CandidateTrajectory
         self._generator = internal.GeneratorInfo
 
-    def trajectory(self, plan: Plan, frame: str) -> Any:
+    def trajectory(self, plan: Plan, frame: str, into: Any = None) -> Any:
         """Return the plan as an autoware_planning_msgs/Trajectory."""
-        motion = candidate_motion(plan, None)
+        message = self.trajectory_type() if into is None else into
         frame_id = published_poses(plan, plan.poses[:1], frame)[0]
-        return self.trajectory_type(header=make_header(plan.t0_ns, frame_id),
-                                    points=self._points(plan, motion, frame))
+        message.header = make_header(plan.t0_ns, frame_id)
+        message.points = self._points(plan, candidate_motion(plan, None), frame, message.points)
+        return message
 
     def candidates(self, plan: Plan, frame: str) -> Any:
         """Return all samples, in the order in which they were drawn."""
@@ -138,15 +141,19 @@ class AutowareMessages:
         return self.published_time_type(header=make_header(plan.t0_ns, frame_id),
                                         published_stamp=ns_to_stamp(now_ns))
 
-    def _points(self, plan: Plan, motion: Motion, frame: str) -> list[Any]:
+    def _points(self, plan: Plan, motion: Motion, frame: str, into: list[Any] | None = None
+                ) -> list[Any]:
         """Return 65 TrajectoryPoints; speeds are longitudinal, wheel angles are not known."""
         _, matrices = published_poses(plan, motion.poses, frame)
-        return [self._point(time_from_start=ns_to_duration(index * STEP_NS), pose=pose,
-                            longitudinal_velocity_mps=speed, acceleration_mps2=acceleration,
-                            heading_rate_rps=heading_rate)
-                for index, (pose, speed, acceleration, heading_rate) in enumerate(zip(
-                    pose_messages(matrices), motion.speeds.tolist(),
-                    motion.accelerations.tolist(), motion.heading_rates.tolist()))]
+        points = resized(into or [], len(matrices), self._point)
+        values = zip(points, pose_values(matrices), motion.speeds.tolist(),
+                     motion.accelerations.tolist(), motion.heading_rates.tolist())
+        for index, (point, (position, turn), speed, acceleration, rate) in enumerate(values):
+            set_pose(point.pose, position, turn)
+            point.longitudinal_velocity_mps, point.acceleration_mps2 = speed, acceleration
+            point.heading_rate_rps = rate
+            point.time_from_start = ns_to_duration(index * STEP_NS)
+        return points
 
 
 def load_message_set(name: str) -> CommonMessages | AutowareMessages:

@@ -218,8 +218,11 @@ class RspecPlanner(LifecycleNode):
         cameras = planner.profile.cameras
         buffer = ObservationBuffer(planner.profile, SelectionLimits(
             image_tolerance_ms=config.sync.image_tolerance_ms,
-            odometry_max_gap_ms=config.sync.odometry_max_gap_ms))
-        inputs = InputSubscriptions(self, buffer, self._watch, self._trigger, self._reset)
+            odometry_max_gap_ms=config.sync.odometry_max_gap_ms,
+            max_input_age_ms=config.sync.max_input_age_ms,
+            image_buffer_mib=config.sync.image_buffer_mib))
+        inputs = InputSubscriptions(self, buffer, self._watch, self._expected_t0, self._trigger,
+                                    self._reset)
         anchor = cameras.names[config.cameras.ids.index(config.sync.anchor_camera)]
         outputs = Outputs(self, config, OverlayPublisher(
             self, lambda t0_ns: buffer.frame_at(anchor, t0_ns), lambda: inputs.view(anchor)))
@@ -256,11 +259,25 @@ class RspecPlanner(LifecycleNode):
         if self._made is not None:
             self._config = config
             self._made.outputs.parameters = config
+            self._made.buffer.allow_age(config.sync.max_input_age_ms)
 
     # Trigger and cycle
 
     def _now_ns(self) -> int:
         return int(self.get_clock().now().nanoseconds)
+
+    def _expected_t0(self) -> int | None:
+        """
+        Return the t0 whose frames are wanted now: that of a cycle which collects, or the next one.
+
+        None while a plan is made: the frame of now may well be replaced by a newer one.
+        """
+        made = self._made
+        if made is None:
+            return None
+        if self._worker.busy:
+            return made.cycle.collecting_ns
+        return self._newest_t0_ns if self._worker.waiting else self._limit.due_ns
 
     def _trigger(self, t0_ns: int) -> None:
         """Start a cycle for a frame of the anchor camera, on the executor's thread."""
@@ -307,6 +324,7 @@ class RspecPlanner(LifecycleNode):
         made, config = self._made, self._config
         if made is None or config is None or not self.context.ok():
             return
+        made.outputs.publish_debug()
         made.statistics.count(result, config.deadline.budget_ms)
         made.last = result
         if result.outcome is not Outcome.SKIPPED:

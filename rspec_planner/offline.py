@@ -124,7 +124,8 @@ class BagPlanner:
             if sync.anchor_camera in cameras.ids else cameras.anchor
         self._buffer = ObservationBuffer(planner.profile, SelectionLimits(
             image_tolerance_ms=sync.image_tolerance_ms,
-            odometry_max_gap_ms=sync.odometry_max_gap_ms))
+            odometry_max_gap_ms=sync.odometry_max_gap_ms,
+            max_input_age_ms=sync.max_input_age_ms, image_buffer_mib=sync.image_buffer_mib))
         self._info_check = parameters.cameras.info_check
         self._checks = CalibrationChecks(cameras, parameters.cameras.fov_tolerance_deg)
         self._rate_hz = parameters.planning.rate_hz
@@ -163,7 +164,8 @@ class BagPlanner:
     def _feed_image(self, camera: str, item: BagMessage) -> Iterator[Plan | Skip]:
         stamp_ns = _stamp_ns(item.content)
         self._buffer.add_image(camera, stamp_ns,
-                               partial(_decode, item.topic, item.content, self._image_size))
+                               partial(_decode, item.topic, item.content, self._image_size),
+                               size=len(item.content.data))
         if camera == self._anchor and self._limit.allows(stamp_ns, self._rate_hz):
             yield from self.finish()
             self._waiting = stamp_ns, item.log_ns + self._wait_ns

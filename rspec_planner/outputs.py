@@ -82,6 +82,9 @@ class Outputs:
         self._overlay = overlay
         self._messages = load_message_set(parameters.output.message_set)
         self._publishers: list[Any] = []
+        self._last_path: Path | None = None  # written into again and again
+        self._last_trajectory: Any = None
+        self._undrawn: Plan | None = None
         self._path = self._create(Path, '~/output/path')
         self._trajectory = self._create(self._messages.trajectory_type, '~/output/trajectory')
         self._stop = self._create(self._messages.trajectory_type, '~/output/stop_trajectory')
@@ -105,13 +108,15 @@ class Outputs:
     def publish_plan(self, plan: Plan) -> None:
         """Publish a plan, new or repeated, under its own t0."""
         frame, text = self.parameters.output.frame, plan.reasoning.text
-        self._trajectory.publish(self._messages.trajectory(plan, frame))
+        self._last_trajectory = self._messages.trajectory(plan, frame, self._last_trajectory)
+        self._trajectory.publish(self._last_trajectory)
         if isinstance(self._messages, AutowareMessages):
             self._publish_autoware(self._messages, plan, frame)
-        self._path.publish(plan_path(plan, frame))
+        self._last_path = plan_path(plan, frame, self._last_path)
+        self._path.publish(self._last_path)
         self._reasoning.publish(self._messages.text(plan.t0_ns, text))
         self._stamped.publish(String(data=json.dumps({'t0_ns': plan.t0_ns, 'text': text})))
-        self._publish_debug(plan, frame)
+        self._undrawn = plan
 
     def publish_stop(self, plan: Plan) -> None:
         """Publish a controlled stop; it shares no topic with plans."""
@@ -145,9 +150,12 @@ class Outputs:
             self._published_time.publish(messages.published_time(plan, frame, self._now_ns()))
         self._candidates.publish(messages.candidates(plan, frame))
 
-    def _publish_debug(self, plan: Plan, frame: str) -> None:
-        """Publish what is for eyes, while somebody looks."""
-        debug = self.parameters.debug
+    def publish_debug(self) -> None:
+        """Publish what is for eyes of the plan just published, while somebody looks."""
+        plan, self._undrawn = self._undrawn, None
+        if plan is None:
+            return
+        frame, debug = self.parameters.output.frame, self.parameters.debug
         if debug.marker and self._marker.get_subscription_count() > 0:
             self._marker.publish(plan_markers(plan, frame, 1 / self.parameters.planning.rate_hz,
                                               self.parameters.vehicle))

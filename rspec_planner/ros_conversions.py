@@ -21,6 +21,7 @@ message packages, and tf2 messages not at all (a TransformStamped is a geometry 
 from __future__ import annotations
 
 import array
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 import sys
 from typing import Any
@@ -28,10 +29,8 @@ from typing import Any
 from builtin_interfaces.msg import Duration, Time
 import cv2
 from geometry_msgs.msg import (
-    Point,
     Pose,
     PoseStamped,
-    Quaternion,
     Transform,
     TransformStamped,
     Twist,
@@ -199,45 +198,80 @@ def candidate_cloud(plan: Plan, frame: str) -> PointCloud2:
         row_step=rows.nbytes, data=array.array('B', rows.tobytes()), is_dense=True)
 
 
-def pose_messages(matrices: Floats) -> list[Pose]:
-    """Return Pose messages of (n, 4, 4) matrices."""
-    return [Pose(position=Point(x=x, y=y, z=z),
-                 orientation=Quaternion(x=qx, y=qy, z=qz, w=qw))
-            for (x, y, z), (qx, qy, qz, qw) in zip(
-                matrices[:, :3, 3].tolist(), quaternions_of(matrices[:, :3, :3]).tolist())]
+def set_pose(pose: Pose | Transform, position: Sequence[float], turn: Sequence[float]) -> None:
+    """Write position x y z and quaternion x y z w into a Pose or a Transform."""
+    place, rotation = (pose.position, pose.orientation) if isinstance(pose, Pose) else \
+        (pose.translation, pose.rotation)
+    place.x, place.y, place.z = position
+    rotation.x, rotation.y, rotation.z, rotation.w = turn
 
 
-def plan_path(plan: Plan, frame: str) -> Path:
-    """Return the plan as a Path; each pose carries the time at which it is reached."""
+def pose_values(matrices: Floats) -> Iterator[tuple[list[float], list[float]]]:
+    """Yield position x y z and quaternion x y z w of (n, 4, 4) matrices."""
+    return zip(matrices[:, :3, 3].tolist(), quaternions_of(matrices[:, :3, :3]).tolist())
+
+
+def pose_message(matrix: Floats) -> Pose:
+    """Return a Pose of a matrix (4, 4)."""
+    pose = Pose()
+    set_pose(pose, *next(pose_values(np.asarray(matrix, dtype=np.float64)[None])))
+    return pose
+
+
+def resized(items: list[Any], count: int, make: Callable[[], Any]) -> list[Any]:
+    """
+    Return the first `count` items, new ones made by `make` behind them.
+
+    Making the 65 points of a trajectory takes rclpy 5 ms, writing into old ones a tenth of that;
+    publishing does not keep a message.
+    """
+    return [*items[:count], *(make() for _ in range(count - len(items)))]
+
+
+def plan_path(plan: Plan, frame: str, into: Path | None = None) -> Path:
+    """
+    Return the plan as a Path; each pose carries the time at which it is reached.
+
+    `into` is an earlier Path to write into.
+    """
     frame_id, matrices = published_poses(plan, plan.poses, frame)
-    path = Path(header=make_header(plan.t0_ns, frame_id))
-    path.poses = [PoseStamped(header=make_header(plan.t0_ns + i * STEP_NS, frame_id), pose=pose)
-                  for i, pose in enumerate(pose_messages(matrices))]
+    path = Path() if into is None else into
+    path.header = make_header(plan.t0_ns, frame_id)
+    path.poses = resized(path.poses, len(matrices), PoseStamped)
+    for index, (item, (position, turn)) in enumerate(zip(path.poses, pose_values(matrices))):
+        stamp, item.header.frame_id = item.header.stamp, frame_id
+        stamp.sec, stamp.nanosec = divmod(plan.t0_ns + index * STEP_NS, _NS)
+        set_pose(item.pose, position, turn)
     return path
 
 
-def plan_trajectory(plan: Plan, frame: str) -> MultiDOFJointTrajectory:
+def plan_trajectory(plan: Plan, frame: str, into: MultiDOFJointTrajectory | None = None
+                    ) -> MultiDOFJointTrajectory:
     """
     Return the plan as 65 points with speeds, stamped t0; point 0 is the ego at t0.
 
     Transforms are in the header's frame. Velocities and accelerations are those of the vehicle
     along its own axes: linear.x is speed and its rate, angular.z is speed times curvature.
+    `into` is an earlier trajectory to write into.
     """
     frame_id, matrices = published_poses(plan, plan.poses, frame)
-    heading_rates = plan.speeds * plan.curvatures
-    message = MultiDOFJointTrajectory(header=make_header(plan.t0_ns, frame_id),
-                                      joint_names=[BASE_FRAME])
-    message.points = [
-        MultiDOFJointTrajectoryPoint(
-            transforms=[Transform(
-                translation=Vector3(x=pose.position.x, y=pose.position.y, z=pose.position.z),
-                rotation=pose.orientation)],
-            velocities=[Twist(linear=Vector3(x=float(plan.speeds[i])),
-                              angular=Vector3(z=float(heading_rates[i])))],
-            accelerations=[Twist(linear=Vector3(x=float(plan.accelerations[i])))],
-            time_from_start=ns_to_duration(i * STEP_NS))
-        for i, pose in enumerate(pose_messages(matrices))]
+    message = MultiDOFJointTrajectory(joint_names=[BASE_FRAME]) if into is None else into
+    message.header = make_header(plan.t0_ns, frame_id)
+    message.points = resized(message.points, len(matrices), _trajectory_point)
+    motion = zip(message.points, pose_values(matrices), plan.speeds.tolist(),
+                 plan.accelerations.tolist(), (plan.speeds * plan.curvatures).tolist())
+    for index, (point, (position, turn), speed, acceleration, rate) in enumerate(motion):
+        set_pose(point.transforms[0], position, turn)
+        velocity, late = point.velocities[0], point.time_from_start
+        velocity.linear.x, velocity.angular.z = speed, rate
+        point.accelerations[0].linear.x = acceleration
+        late.sec, late.nanosec = divmod(index * STEP_NS, _NS)
     return message
+
+
+def _trajectory_point() -> MultiDOFJointTrajectoryPoint:
+    return MultiDOFJointTrajectoryPoint(transforms=[Transform()], velocities=[Twist()],
+                                        accelerations=[Twist()])
 
 
 def image_message(image: NDArray[np.uint8], stamp_ns: int, frame_id: str,
@@ -286,7 +320,7 @@ def odometry_message(stamp_ns: int, pose: Floats, speed_mps: float, heading_rate
                      frame_id: str = 'map', child_frame_id: str = BASE_FRAME) -> Odometry:
     """Return odometry of `pose` (4, 4), the rear axle in `frame_id`; twist in the ego frame."""
     message = Odometry(header=make_header(stamp_ns, frame_id), child_frame_id=child_frame_id)
-    message.pose.pose = pose_messages(np.asarray(pose, dtype=np.float64)[None])[0]
+    message.pose.pose = pose_message(pose)
     message.twist.twist.linear.x = float(speed_mps)
     message.twist.twist.angular.z = float(heading_rate_rps)
     return message
@@ -295,7 +329,7 @@ def odometry_message(stamp_ns: int, pose: Floats, speed_mps: float, heading_rate
 def transform_message(stamp_ns: int, pose: Floats, frame_id: str,
                       child_frame_id: str) -> TransformStamped:
     """Return the transform frame_id <- child_frame_id of `pose` (4, 4)."""
-    made = pose_messages(np.asarray(pose, dtype=np.float64)[None])[0]
+    made = pose_message(pose)
     return TransformStamped(
         header=make_header(stamp_ns, frame_id), child_frame_id=child_frame_id,
         transform=Transform(translation=Vector3(x=made.position.x, y=made.position.y,

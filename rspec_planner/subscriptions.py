@@ -16,7 +16,7 @@ Subscriptions of the node: cameras, odometry and navigation text, into the obser
 
 CameraInfo is optional: where it comes, it tells whether a camera fits the role that it plays.
 
-Callbacks only store references and note stamps; decoding happens on the worker, for the frames
+Callbacks only store references and note stamps; decoding happens in other threads, for the frames
 that a plan really uses.
 """
 
@@ -41,6 +41,7 @@ from rclpy.qos_overriding_options import QoSOverridingOptions
 from sensor_msgs.msg import CameraInfo, CompressedImage, Image
 from std_msgs.msg import String
 
+from rspec_planner.errors import InputError
 from rspec_planner.inputs import InputWatch
 from rspec_planner.mounting import StaticFrames, transform_matrix
 from rspec_planner.overlay import camera_view, CameraView
@@ -49,6 +50,7 @@ from rspec_planner.planner.buffers import ObservationBuffer, Skip
 from rspec_planner.planner.calibration import CalibrationChecks
 from rspec_planner.planner.images import decode_message
 from rspec_planner.ros_conversions import BASE_FRAME, odometry_sample, stamp_to_ns
+from rspec_planner.serialized import read_message
 
 COMPRESSED = '/compressed'
 #: with transport 'auto' the other transport may take over after this silence
@@ -71,12 +73,12 @@ class _Camera:
     transport: type[Any] | None = None
     heard_s: float = 0.0
 
-    def accepts(self, message: Any) -> bool:
+    def accepts(self, kind: type[Any]) -> bool:
         """Return whether to use a message, so that two transports never deliver a frame twice."""
         now = time.monotonic()
-        if self.transport not in (None, type(message)) and now - self.heard_s < _TAKEOVER_S:
+        if self.transport not in (None, kind) and now - self.heard_s < _TAKEOVER_S:
             return False
-        self.transport, self.heard_s = type(message), now
+        self.transport, self.heard_s = kind, now
         return True
 
 
@@ -84,16 +86,18 @@ class InputSubscriptions:
     """
     All inputs of one configured node.
 
+    `expected_t0` tells for which t0 the next cycle wants frames, None when nobody can say;
     `on_anchor` gets the stamp of each frame of the anchor camera; `on_discontinuity` gets a
     reason when the odometry starts to describe another point of the vehicle.
     """
 
     def __init__(self, node: LifecycleNode, buffer: ObservationBuffer, watch: InputWatch,
-                 on_anchor: Callable[[int], None],
+                 expected_t0: Callable[[], int | None], on_anchor: Callable[[int], None],
                  on_discontinuity: Callable[[str], None]) -> None:
         self._node = node
         self._buffer = buffer
         self._watch = watch
+        self._expected_t0 = expected_t0
         self._on_anchor = on_anchor
         self._on_discontinuity = on_discontinuity
         self._subscriptions: list[Any] = []
@@ -101,7 +105,8 @@ class InputSubscriptions:
         self._qos_faults: dict[str, str] = {}
         self._notes: dict[str, str] = {}
         self._anchor = ''
-        self._image_size = buffer.cameras.decode_size
+        self._image_size = (buffer.cameras.height, buffer.cameras.width)
+        self._decode_size = buffer.cameras.decode_size
         self._refuse_unfit = False
         self.calibration = CalibrationChecks(buffer.cameras)
         self._frames = StaticFrames()
@@ -181,16 +186,17 @@ class InputSubscriptions:
         label = '[/compressed]' if len(kinds) > 1 else ''
         self._watch.add(stream, f"camera '{name}'", next(iter(kinds)) + label)
         for topic, kind in kinds.items():
-            self._subscribe(kind, topic, sensor_qos(10), partial(self._on_image, camera))
+            self._subscribe(kind, topic, sensor_qos(10), partial(self._on_image, camera, kind),
+                            serialized=True)
 
     def _subscribe(self, kind: type[Any], topic: str, qos: QoSProfile,
-                   callback: Callable[[Any], None]) -> None:
+                   callback: Callable[[Any], None], serialized: bool = False) -> None:
         name = self._node.resolve_topic_name(topic)
         events = SubscriptionEventCallbacks(
             incompatible_qos=lambda event: self._on_incompatible(name, event),
             use_default_callbacks=False)
         self._subscriptions.append(self._node.create_subscription(
-            kind, topic, callback, qos, event_callbacks=events,
+            kind, topic, callback, qos, event_callbacks=events, raw=serialized,
             qos_overriding_options=QoSOverridingOptions.with_default_policies()))
 
     def _on_incompatible(self, topic: str, event: Any) -> None:
@@ -201,13 +207,19 @@ class InputSubscriptions:
             "change the publisher's QoS")
         self._node.get_logger().warning(self._qos_faults[topic])
 
-    def _on_image(self, camera: _Camera, message: Any) -> None:
-        if not self.enabled or not camera.accepts(message):
+    def _on_image(self, camera: _Camera, kind: type[Any], data: bytes) -> None:
+        if not self.enabled or not camera.accepts(kind):
+            return
+        try:
+            message = read_message(f'sensor_msgs/msg/{kind.__name__}', data)
+        except InputError:
+            self._buffer.dropped['unreadable'] += 1
             return
         stamp_ns = stamp_to_ns(message.header.stamp)
         self._frame_ids[camera.name] = message.header.frame_id
         self._buffer.add_image(camera.name, stamp_ns,
-                               partial(decode_message, message, self._image_size))
+                               partial(decode_message, message, self._decode_size),
+                               size=len(data), expected_ns=self._expected_t0())
         self._watch.record(f'image{camera.index}', stamp_ns)
         if camera.name == self._anchor:
             self._on_anchor(stamp_ns)

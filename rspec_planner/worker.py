@@ -41,6 +41,7 @@ class Worker(Generic[T]):
         self._slot: list[T] = []  # at most one item
         self._calls: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
         self._stopping = False
+        self._busy = False
         # A daemon: a plan that hangs in native code must not keep the process from ending.
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
@@ -48,6 +49,16 @@ class Worker(Generic[T]):
     def running(self) -> bool:
         """Return whether the thread is alive."""
         return self._thread.is_alive()
+
+    @property
+    def busy(self) -> bool:
+        """Return whether the thread works on something."""
+        return self._busy
+
+    @property
+    def waiting(self) -> bool:
+        """Return whether an item is in the mailbox."""
+        return bool(self._slot)
 
     def start(self) -> None:
         """Start the thread."""
@@ -95,11 +106,13 @@ class Worker(Generic[T]):
     def _run(self) -> None:
         while True:
             with self._changed:
+                self._busy = False
                 self._changed.wait_for(lambda: self._stopping or self._calls or self._slot)
                 if self._stopping:
                     return
                 call = self._calls.popleft() if self._calls else None
                 item = self._slot.pop() if call is None else None
+                self._busy = True
             if call is not None:
                 self._answer(*call)
             else:

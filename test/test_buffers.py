@@ -14,6 +14,7 @@
 """Selection by time: nearest frames, exact history, and a name for every refusal."""
 
 from dataclasses import replace
+from threading import current_thread
 
 import cv2
 from hypothesis import given, settings
@@ -317,10 +318,55 @@ def test_duplicates_keep_the_first(buffer):
 
 
 def test_buffers_are_bounded_by_time(buffer):
-    add_images(buffer, range(-20_000, 100, 100))
+    add_images(buffer, range(-20_000, -500, 100))
     add_poses(buffer, range(-20_000, 60, 10))
-    assert len(buffer._frames['front_wide'].stamps) == 21
+    # 0.3 s of history, 0.05 of tolerance, 0.3 of age and 0.4 of waiting before the newest
+    assert len(buffer._frames['front_wide'].stamps) == 11
     assert len(buffer._poses.stamps) == 301
+    for t0 in range(-500, 2100, 100):
+        add_images(buffer, [t0])
+        add_poses(buffer, range(t0, t0 + 100, 10))
+        assert isinstance(buffer.select(T0 + t0 * MS), Observation)
+    assert len(buffer._frames['front_wide'].stamps) == 21  # decoded frames are small
+    assert buffer._frames.held == 0
+
+
+def test_an_old_trigger_finds_its_frames_when_its_age_is_allowed(buffer):
+    buffer.allow_age(1500.0)
+    add_images(buffer, range(-2000, 1500, 100))
+    add_poses(buffer, range(-1600, 20, 10))
+    assert isinstance(buffer.select(T0), Observation)
+
+
+def test_frames_beyond_the_budget_are_dropped_counted_and_named():
+    size = 2**20
+    buffer = ObservationBuffer(PROFILE, SelectionLimits(image_buffer_mib=8.0))
+    add_poses(buffer)
+    for offset in (-300, -200, -100, 0):
+        for camera in CAMERAS:
+            buffer.add_image(camera, T0 + offset * MS, picture, size=size)
+            assert buffer._frames.held <= 8 * size
+    assert buffer.dropped == {'image_buffer_full': 8}
+    refused(buffer, 'image_buffer_full', 'cross_left', 'sync.image_buffer_mib')
+    add_poses(buffer, range(60, 310, 10))
+    for offset in (100, 200, 300):
+        for camera in CAMERAS:
+            buffer.add_image(camera, T0 + offset * MS, picture, size=size,
+                             expected_ns=T0 + offset * MS)
+    assert isinstance(buffer.select(T0 + 300 * MS), Observation)  # expected: decoded at once
+    assert buffer.dropped == {'image_buffer_full': 8}
+
+
+@pytest.mark.parametrize('hz, late_ms, early', [
+    (10, 0, True), (10, 49, True), (10, 51, False), (30, 16, True), (30, 17, False)])
+def test_an_expected_frame_is_decoded_when_it_comes(buffer, hz, late_ms, early):
+    threads = []
+    for step in range(10, 0, -1):
+        buffer.add_image('front_wide', T0 + late_ms * MS - step * 1_000_000_000 // hz, picture())
+    buffer.add_image('front_wide', T0 + late_ms * MS,
+                     lambda: threads.append(current_thread().name) or picture(), expected_ns=T0)
+    buffer.decoder.close()  # what has been begun is finished
+    assert [name.split('_')[0] for name in threads] == ['decode'] * early
 
 
 def test_one_stamp_in_the_future_heals(buffer):

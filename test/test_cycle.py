@@ -91,6 +91,25 @@ def test_a_plan_is_published_with_its_own_t0():
     assert bench.run().cyclic_ms > 0
 
 
+def test_latency_ends_when_the_plan_has_been_published():
+    bench = Bench()
+
+    def publish(plan):
+        bench.now_ns += 7 * MS
+    bench.cycle._publish = publish
+    bench.late_by(80)
+    assert bench.run().pipeline_latency_ms == pytest.approx(87.0)
+
+
+def test_a_cycle_collects_until_it_has_chosen():
+    bench, seen = Bench(), []
+    bench.prepare = lambda t0_ns: seen.append(bench.cycle.collecting_ns)
+    bench.planner.before = lambda observation: seen.append(bench.cycle.collecting_ns)
+    bench.cycle._source = bench
+    bench.run()
+    assert seen == [T0, None] and bench.cycle.collecting_ns is None
+
+
 @pytest.mark.parametrize('now_ns, reason, part', [
     (T0 + 301 * MS, 'input_too_old', '301 ms old, the limit is 300 ms'),
     (T0 - 250 * MS, 'stamp_in_future', '250 ms ahead of the node clock'),

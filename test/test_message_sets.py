@@ -71,7 +71,8 @@ def test_missing_package_is_named(monkeypatch, package):
 
 
 def test_autoware_trajectory(autoware):
-    message = autoware.trajectory(turning_plan(turned(math.pi / 2)), 'odometry')
+    used = autoware.trajectory(turning_plan(turned(0.0)), 'base_link')
+    message = autoware.trajectory(turning_plan(turned(math.pi / 2)), 'odometry', used)
     assert stamp_to_ns(message.header.stamp) == T0
     assert message.header.frame_id == 'map'
     assert len(message.points) == 65

@@ -81,6 +81,8 @@ def test_common_set():
     outputs = outputs_of(node)
     plan = turning_plan()
     outputs.publish_plan(plan)
+    outputs.publish_debug()
+    outputs.publish_debug()  # nothing new to draw
     outputs.publish_stop(plan)
     outputs.publish_times(times_of(plan))
     sent = {topic.removeprefix(ROOT): messages for topic, messages in node.sent.items()}
@@ -105,6 +107,8 @@ def test_autoware_set(monkeypatch):
     outputs = outputs_of(node, 'autoware')
     plan = turning_plan()
     outputs.publish_plan(plan)
+    outputs.publish_debug()
+    outputs.publish_debug()  # nothing new to draw
     outputs.publish_stop(plan)
     outputs.publish_times(times_of(plan))
     assert all(len(messages) == 1 for messages in node.sent.values())
@@ -126,7 +130,9 @@ def test_what_nobody_hears_is_not_made(monkeypatch):
     autoware_messages.install(monkeypatch)
     node = FakeNode()
     node.subscribers.default_factory = int
-    outputs_of(node, 'autoware').publish_plan(turning_plan())
+    outputs = outputs_of(node, 'autoware')
+    outputs.publish_plan(turning_plan())
+    outputs.publish_debug()
     silent = {topic.removeprefix(ROOT) for topic, messages in node.sent.items() if not messages}
     assert {topic for topic in silent if not topic.endswith('_ms')
             and '/speculation/' not in topic} == {

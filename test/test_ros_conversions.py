@@ -14,6 +14,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 import math
 
 from builtin_interfaces.msg import Time
@@ -188,6 +189,19 @@ def test_trajectory_carries_speed_heading_rate_and_integer_time():
     assert first.velocities[0].linear.x == 4.0
     assert first.velocities[0].angular.z == pytest.approx(0.04)
     assert first.accelerations[0].linear.x == 0.0
+
+
+@pytest.mark.parametrize('make', [plan_path, plan_trajectory])
+def test_a_message_that_is_written_again_is_like_a_new_one(make):
+    first, second = plan_at(turned(0.0)), replace(
+        plan_at(turned(1.0)), t0_ns=T0 + 1, odometry_frame='odom',
+        accelerations=np.full(65, 0.5))
+    written = make(second, 'odometry', make(first, 'odometry'))
+    assert written == make(second, 'odometry') != make(first, 'odometry')
+    shorter = replace(second, poses=second.poses[:9], speeds=second.speeds[:9],
+                      accelerations=second.accelerations[:9], curvatures=second.curvatures[:9])
+    assert make(shorter, 'base_link', written) == make(shorter, 'base_link')
+    assert make(second, 'odometry', written) == make(second, 'odometry')
 
 
 def test_camera_info_and_transform():

@@ -46,6 +46,17 @@ def test_latest_item_wins_while_the_worker_is_busy(worker):
     assert seen == ['new']
 
 
+def test_the_worker_tells_what_it_does(worker):
+    started, release = threading.Event(), threading.Event()
+    assert not worker.busy and not worker.waiting
+    worker.submit(lambda: (started.set(), release.wait(5)))
+    assert started.wait(5) and worker.busy and not worker.waiting
+    worker.submit(lambda: None)
+    assert worker.waiting
+    release.set()
+    worker.call(lambda: None).result(5)
+
+
 def test_an_exception_reaches_the_handler_and_the_worker_goes_on(worker):
     def fail():
         raise ValueError('broken')

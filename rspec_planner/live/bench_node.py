@@ -15,8 +15,11 @@
 What the node costs beside the planner: transport, waiting, decoding, publishing, memory.
 
 Real processes over DDS: four cameras and odometry in one, the node with a planner that takes no
-time in another. Overhead of a plan is its age at publication without the planner's own time and
-without the time that the cameras' process needed to hand its four frames over.
+time in another. A plan needs four frames and the first odometry that is not older than they are;
+its overhead runs from the moment at which the last of these inputs was handed to the middleware
+until trajectory, path and reasoning are published, without the planner's own time. So it holds
+transport, waiting, decoding, selection and publication. `age_ms` is the same from t0 on, and
+`bare_decode_ms` is what decoding the four new frames takes alone, beside nothing at all.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 import json
 import os
 from pathlib import Path
@@ -37,8 +41,12 @@ import numpy as np
 from tqdm import tqdm
 
 from rspec_planner.errors import ConfigurationError
+from rspec_planner.live.bench_processes import CAMERAS, frame_messages
 from rspec_planner.live.processes import Child, ChildError, free_domain_id, Processes
 from rspec_planner.live.session import ros_node, stop_on_signals
+from rspec_planner.planner.buffers import SelectionLimits
+from rspec_planner.planner.frames import CameraFrame, FrameDecoder
+from rspec_planner.planner.images import decode_message
 from rspec_planner.planner.timing import LatencyWindow, STAGES
 from rspec_planner.transport import PROFILE_VARIABLE
 
@@ -126,7 +134,7 @@ def bench_node(*, seconds: float = 10.0, width: int = 1920, height: int = 1080,
 
 def _run(case: Case, seconds: float, width: int, height: int) -> dict[str, Any]:
     """Measure one case."""
-    heard = Heard()
+    heard, bare = Heard(), bare_decode(case, width, height)
     domain = free_domain_id()
     with tempfile.TemporaryDirectory(prefix='rspec-bench-') as folder, \
             stop_on_signals() as stopped, _profile(case, Path(folder)), \
@@ -148,7 +156,41 @@ def _run(case: Case, seconds: float, width: int, height: int) -> dict[str, Any]:
         _drain(executor, heard)
         sent = json.loads(cameras.log.read_text().splitlines()[-1])
         used = _processor_s(planner)
-    return report_of(case, heard, sent, seconds, used)
+    return {**report_of(case, heard, sent, seconds, used), 'bare_decode_ms': bare.summary()}
+
+
+def windows_of(heard: Heard, inputs_ms: Mapping[int, float]) -> dict[str, LatencyWindow]:
+    """Return the times of all plans whose inputs are known; `inputs_ms` by t0."""
+    windows = {name: LatencyWindow(1_000_000) for name in (
+        'overhead', 'age', 'inputs', 'wait', 'select', 'publish')}
+    for t0_ns, times in heard.cycles.items():
+        if t0_ns not in inputs_ms:
+            continue
+        planner_ms = sum(times[stage] for stage in STAGES)
+        age_ms = times['pipeline_latency'] - planner_ms
+        values = {'overhead': age_ms - inputs_ms[t0_ns], 'age': age_ms,
+                  'inputs': inputs_ms[t0_ns], 'wait': times['wait'], 'select': times['select'],
+                  'publish': times['processing_time'] - planner_ms - times['wait']
+                  - times['select']}
+        for name, value in values.items():
+            windows[name].add(value)
+    return windows
+
+
+def bare_decode(case: Case, width: int, height: int, repeats: int = 20) -> LatencyWindow:
+    """Return how long the node's decoder takes for one new frame of each camera, milliseconds."""
+    decoder, window = FrameDecoder(CAMERAS, SelectionLimits.aspect_tolerance), LatencyWindow()
+    messages = frame_messages(case.encoding, width, height)
+    for repeat in range(repeats):
+        time.sleep(1.0 / case.rate_hz)  # as cold as between two plans
+        source = partial(decode_message, messages[repeat % len(messages)],
+                         (CAMERAS.height, CAMERAS.width))
+        frames = {name: [CameraFrame(source)] for name in CAMERAS.names}
+        started = time.perf_counter()
+        decoder.finish(frames)
+        window.add(1e3 * (time.perf_counter() - started))
+    decoder.close()
+    return window
 
 
 @contextmanager
@@ -183,17 +225,7 @@ def _processor_s(child: Child) -> float:
 def report_of(case: Case, heard: Heard, sent: Mapping[str, Any], seconds: float,
               processor_s: float) -> dict[str, Any]:
     """Return the figures of one case; `sent` is what the cameras reported."""
-    handover = {int(t0): ms for t0, ms in sent['handover_ms'].items()}
-    windows = {name: LatencyWindow(1_000_000) for name in (
-        'overhead', 'latency', 'wait', 'select', 'handover')}
-    for t0_ns, times in heard.cycles.items():
-        planner_ms = sum(times[stage] for stage in STAGES)
-        delay_ms = handover.get(t0_ns, 0.0)
-        values = {'latency': times['pipeline_latency'], 'wait': times['wait'],
-                  'select': times['select'], 'handover': delay_ms,
-                  'overhead': times['pipeline_latency'] - planner_ms - delay_ms}
-        for name, value in values.items():
-            windows[name].add(value)
+    windows = windows_of(heard, {int(t0): ms for t0, ms in sent['inputs_ms'].items()})
     streams = [key for key in heard.last.get('inputs', {})
                if key.startswith('image') and key.endswith('_received')]
     received = [heard.count('inputs', key) for key in sorted(streams)]

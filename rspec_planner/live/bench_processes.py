@@ -52,7 +52,8 @@ from rspec_planner.ros_conversions import (
 
 #: as many pixels as the shipped model sees, in the shape of 1080p
 CAMERAS = CameraConfig(height=216, width=384)
-ODOMETRY_HZ = 100.0
+#: no multiple of the cameras' rates, so that samples come at every time after a frame
+ODOMETRY_HZ = 97.0
 DISTINCT_FRAMES = 4
 SPEED_MPS = 10.0
 
@@ -94,6 +95,12 @@ def scene(width: int, height: int, seed: int) -> np.ndarray:
     return np.asarray(np.clip(smooth + texture[..., None], 0, 255), dtype=np.uint8)
 
 
+def frame_messages(encoding: str, width: int, height: int) -> list[Any]:
+    """Return some frames as messages, 'jpeg' or 'raw'."""
+    make = compressed_image_message if encoding == 'jpeg' else image_message
+    return [make(scene(width, height, seed), 0, 'camera') for seed in range(DISTINCT_FRAMES)]
+
+
 class Cameras:
     """Publishers of four cameras and the odometry."""
 
@@ -104,11 +111,11 @@ class Cameras:
         self._publishers = [node.create_publisher(
             kind, camera_topic(name) + suffix, qos_profile_sensor_data) for name in CAMERAS.names]
         self._odometry = node.create_publisher(Odometry, ODOMETRY_TOPIC, 50)
-        make = compressed_image_message if encoding == 'jpeg' else image_message
-        self._frames = [make(scene(width, height, seed), 0, 'camera')
-                        for seed in range(DISTINCT_FRAMES)]
+        self._frames = frame_messages(encoding, width, height)
         self.frame_bytes = len(self._frames[0].data)
-        self.handover_ms: dict[int, float] = {}  # t0 -> until the last camera was handed over
+        self.frames_ms: dict[int, float] = {}  # t0 -> until the last camera was handed over
+        self.inputs_ms: dict[int, float] = {}  # t0 -> until odometry of t0 or later was, too
+        self._newest_t0_ns = 0
 
     def matched(self) -> bool:
         """Return whether somebody listens to every topic."""
@@ -121,7 +128,8 @@ class Cameras:
         message.header.stamp = ns_to_stamp(stamp_ns)
         for publisher in self._publishers:
             publisher.publish(message)
-        self.handover_ms[stamp_ns] = 1e3 * (time.perf_counter() - started)
+        self.frames_ms[stamp_ns] = 1e3 * (time.perf_counter() - started)
+        self._newest_t0_ns = stamp_ns
 
     def publish_odometry(self) -> None:
         """Publish the ego on its way along x, now."""
@@ -129,6 +137,10 @@ class Cameras:
         pose = np.eye(4)
         pose[0, 3] = SPEED_MPS * (stamp_ns % 10**12) / 1e9
         self._odometry.publish(odometry_message(stamp_ns, pose, SPEED_MPS))
+        t0_ns = self._newest_t0_ns
+        if t0_ns and t0_ns not in self.inputs_ms:
+            now_ns = self._node.get_clock().now().nanoseconds
+            self.inputs_ms[t0_ns] = max(self.frames_ms[t0_ns], (now_ns - t0_ns) / 1e6)
 
 
 def run_cameras(options: argparse.Namespace) -> int:
@@ -151,7 +163,8 @@ def run_cameras(options: argparse.Namespace) -> int:
             time.sleep(max(0.0, start + due - time.monotonic()))
         stopped.wait(1.0)  # the last messages leave while the participant still lives
     print(json.dumps({'frames': frames, 'frame_bytes': cameras.frame_bytes,
-                      'odometry': samples, 'handover_ms': cameras.handover_ms}), flush=True)
+                      'odometry': samples, 'frames_ms': cameras.frames_ms,
+                      'inputs_ms': cameras.inputs_ms}), flush=True)
     return 0
 
 

@@ -14,8 +14,8 @@
 """
 Time-bounded buffers of camera frames and odometry, and the choice of one Observation by time.
 
-Adding stores references only; decoding and resizing happen on selection, once per frame. Adding
-and selecting may run in different threads, selecting in one at a time. Whatever cannot be used
+Adding stores references only; decoding and resizing happen in threads of their own, once per
+frame. Adding and selecting may run in different threads, selecting in one at a time. Whatever cannot be used
 becomes a Skip with a name from SKIP_REASONS; nothing is replaced by a guess.
 """
 
@@ -25,15 +25,16 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from threading import Lock
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rspec_planner.errors import ConfigurationError
 from rspec_planner.model.config import ProfileConfig
+from rspec_planner.planner.frame_store import BUFFER_FULL, FrameStore
 from rspec_planner.planner.frames import CameraFrame, FrameDecoder, FrameFault, ImageSource
 from rspec_planner.planner.history import (
     extrapolate_pose,
@@ -42,15 +43,20 @@ from rspec_planner.planner.history import (
     to_local,
 )
 from rspec_planner.planner.observation import Observation
+from rspec_planner.planner.timeline import SECOND_NS, Timeline
 
 SKIP_REASONS = (
     'stamp_invalid', 'input_too_old', 'camera_missing', 'image_out_of_tolerance',
     'image_decode_failed', 'image_wrong_size', 'odometry_missing', 'odometry_not_finite',
-    'odometry_frame_changed', 'odometry_gap', 'history_short',
+    'odometry_frame_changed', 'odometry_gap', 'history_short', BUFFER_FULL,
 )
 
 _MS = 1_000_000
-_SECOND = 1_000_000_000
+
+#: longest waits for images and for odometry that the parameters allow, after the age was judged
+_WAIT_MS = 400.0
+
+T = TypeVar('T')
 
 
 @dataclass(frozen=True)
@@ -70,13 +76,19 @@ class SelectionLimits:
     odometry_max_extrapolation_ms: float = 20.0  # at constant speed and turn rate
     max_input_age_ms: float = 300.0
     aspect_tolerance: float = 0.02  # relative difference of width / height from the model's
-    image_window_s: float = 2.0
+    image_window_s: float = 2.0  # of decoded frames; others are held as long as `held_s` says
+    image_buffer_mib: float = 512.0  # of frames that are not decoded
     odometry_window_s: float = 3.0
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
             if not np.isfinite(value) or value < 0:
                 raise ConfigurationError(f'{name}: {value}, must be finite and not negative')
+
+    def held_s(self, frames: int) -> float:
+        """Return how far before the newest frame a selection of `frames` a camera can reach."""
+        reach_ms = self.image_tolerance_ms + self.max_input_age_ms + _WAIT_MS
+        return min(self.image_window_s, (frames - 1) / 10 + reach_ms / 1e3)
 
 
 class _Refused(Exception):
@@ -95,49 +107,6 @@ class _Pose:
     frame_id: str
 
 
-T = TypeVar('T')
-
-
-class _Timeline(Generic[T]):
-    """Entries sorted by stamp, the newest `window_ns` of them."""
-
-    def __init__(self, window_s: float) -> None:
-        self._window_ns = int(window_s * _SECOND)
-        self.stamps: list[int] = []
-        self.entries: list[T] = []
-
-    def insert(self, stamp_ns: int, entry: T) -> bool:
-        """Insert in order; False for a duplicate stamp, whose first entry stays."""
-        if self.stamps and stamp_ns < self.stamps[-1] - self._window_ns:
-            # The source restarted, or one stamp had been far in the future.
-            self.clear()
-        index = bisect_left(self.stamps, stamp_ns)
-        if index < len(self.stamps) and self.stamps[index] == stamp_ns:
-            return False
-        self.stamps.insert(index, stamp_ns)
-        self.entries.insert(index, entry)
-        old = bisect_left(self.stamps, self.stamps[-1] - self._window_ns)
-        del self.stamps[:old], self.entries[:old]
-        return True
-
-    def nearest(self, stamp_ns: int) -> int:
-        """Return the index of the entry nearest to `stamp_ns`; of two equals the older one."""
-        right = min(bisect_left(self.stamps, stamp_ns), len(self.stamps) - 1)
-        left = max(right - 1, 0)
-        closer = abs(self.stamps[left] - stamp_ns) <= abs(self.stamps[right] - stamp_ns)
-        return left if closer else right
-
-    def half_period_ns(self) -> int:
-        """Return half of the median distance of two stamps; the window when there are none."""
-        gaps = sorted(b - a for a, b in zip(self.stamps, self.stamps[1:]))
-        return (gaps[len(gaps) // 2] if gaps else self._window_ns) // 2
-
-    def clear(self) -> None:
-        """Forget everything."""
-        self.stamps.clear()
-        self.entries.clear()
-
-
 class ObservationBuffer:
     """Collects inputs as they come and selects what belongs to one t0."""
 
@@ -147,29 +116,45 @@ class ObservationBuffer:
         self._limits = limits or SelectionLimits()
         self._lock = Lock()
         self.decoder = FrameDecoder(profile.cameras, self._limits.aspect_tolerance)
-        self._frames = {name: _Timeline[CameraFrame](self._limits.image_window_s)
-                        for name in profile.cameras.names}
-        self._poses = _Timeline[_Pose](self._limits.odometry_window_s)
-        self._bad_poses = _Timeline[str](self._limits.odometry_window_s)
+        #: inputs that were not stored, by reason: 'duplicate_stamp', 'stamp_invalid', ...
+        self.dropped: Counter[str] = Counter()
+        self._frames = FrameStore(profile.cameras, self._limits.image_window_s,
+                                  self._limits.held_s(profile.cameras.frames),
+                                  round(self._limits.image_buffer_mib * 2**20), self.dropped)
+        self._poses = Timeline[_Pose](self._limits.odometry_window_s)
+        self._bad_poses = Timeline[str](self._limits.odometry_window_s)
         self._bad_stamps: dict[str, int] = {}
         self._refused_cameras: dict[str, Skip] = {}
         self._navigation_text = ''
         self._cleared = ''
-        #: inputs that were not stored, by reason: 'duplicate_stamp', 'stamp_invalid', ...
-        self.dropped: Counter[str] = Counter()
 
-    def add_image(self, camera: str, stamp_ns: int, image: ImageSource) -> None:
+    def add_image(self, camera: str, stamp_ns: int, image: ImageSource, *, size: int = 0,
+                  expected_ns: int | None = None) -> None:
         """
-        Store a frame: (H, W, 3) uint8 RGB, or a callable that returns it on first use.
+        Store a frame: (H, W, 3) uint8 RGB, or a callable of `size` bytes that returns it.
 
-        An array is kept by reference and must not be written to afterwards.
+        The callable is called once at most, in another thread: at once when the frame is the one
+        that a selection at `expected_ns` takes, else when a selection takes it. An array is kept
+        by reference and must not be written to afterwards.
         """
         if camera not in self._frames:
             raise ConfigurationError(
-                f'camera {camera!r} is not in the profile; it has {", ".join(self._frames)}')
+                f'camera {camera!r} is not in the profile; it has {", ".join(self._frames.names)}')
+        frame = CameraFrame(image, size if callable(image) else image.nbytes)
         with self._lock:
-            if self._stamp_is_valid(camera, stamp_ns):
-                self._store(self._frames[camera], stamp_ns, CameraFrame(image))
+            if not self._stamp_is_valid(camera, stamp_ns):
+                return
+            if not self._frames.insert(camera, stamp_ns, frame):
+                self.dropped['duplicate_stamp'] += 1
+            elif expected_ns is not None \
+                    and abs(stamp_ns - expected_ns) <= self._settled_ns(camera):
+                self.decoder.start(camera, frame)
+
+    def allow_age(self, max_input_age_ms: float) -> None:
+        """Hold frames long enough for a selection whose t0 is this old."""
+        self._limits = replace(self._limits, max_input_age_ms=max_input_age_ms)
+        with self._lock:
+            self._frames.held_s = self._limits.held_s(self.cameras.frames)
 
     def add_pose(self, stamp_ns: int, position: Sequence[float] | NDArray[np.float64],
                  quaternion_xyzw: Sequence[float] | NDArray[np.float64], speed_mps: float,
@@ -206,8 +191,7 @@ class ObservationBuffer:
     def clear(self, reason: str) -> None:
         """Forget frames and poses, for example after a clock jump; `reason` explains skips."""
         with self._lock:
-            for frames in self._frames.values():
-                frames.clear()
+            self._frames.clear()
             self._poses.clear()
             self._bad_poses.clear()
             self._bad_stamps.clear()
@@ -233,17 +217,15 @@ class ObservationBuffer:
 
         A newest frame less than half a period before t0 is nearer than the next one will be.
         """
-        tolerance_ns = int(self._limits.image_tolerance_ms * _MS)
         with self._lock:
-            return {name: t0_ns - min(tolerance_ns, frames.half_period_ns())
-                    for name, frames in self._frames.items()}
+            return {name: t0_ns - self._settled_ns(name) for name in self.cameras.names}
 
     def prepare(self, t0_ns: int) -> None:
         """Decode what a selection at t0 will use; whatever is wrong shows at the selection."""
         with suppress(_Refused, FrameFault):
             with self._lock:
                 chosen = {name: self._choose(name, t0_ns)[1] for name in self.cameras.names}
-            self.decoder.stack(chosen)
+            self.decoder.finish(chosen)
 
     def select(self, t0_ns: int, now_ns: int | None = None) -> Observation | Skip:
         """
@@ -270,6 +252,11 @@ class ObservationBuffer:
             image_stamps_ns=stamps, ego_poses=local, ego_pose_at_t0=pose,
             odometry_frame=frame_id, speed_mps=speed, navigation_text=text, ages_ms=ages)
 
+    def _settled_ns(self, camera: str) -> int:
+        """Return how near to t0 a frame is the nearest one, whatever still comes."""
+        return min(int(self._limits.image_tolerance_ms * _MS),
+                   self._frames[camera].half_period_ns())
+
     def _stamp_is_valid(self, name: str, stamp_ns: int) -> bool:
         if stamp_ns > 0:
             self._bad_stamps.pop(name, None)
@@ -278,7 +265,7 @@ class ObservationBuffer:
         self.dropped['stamp_invalid'] += 1
         return False
 
-    def _store(self, timeline: _Timeline[T], stamp_ns: int, entry: T) -> None:
+    def _store(self, timeline: Timeline[T], stamp_ns: int, entry: T) -> None:
         if not timeline.insert(stamp_ns, entry):
             self.dropped['duplicate_stamp'] += 1
 
@@ -327,7 +314,7 @@ class ObservationBuffer:
                             f'{max(covered_ms, 0.0) / 1e3:.2f} s before t0, needs '
                             f'{(self.cameras.frames - 1) / 10:.2f} s')
         return _Refused('image_out_of_tolerance', f'camera {camera}: nearest frame to '
-                        f't0-{(t0_ns - target_ns) / _SECOND:.1f} s is {off_ms:.1f} ms away, '
+                        f't0-{(t0_ns - target_ns) / SECOND_NS:.1f} s is {off_ms:.1f} ms away, '
                         f'limit {limit_ms:.1f} ms')
 
     def _ego(self, t0_ns: int) -> tuple[NDArray[np.float64], NDArray[np.float64], float, str]:
@@ -346,9 +333,9 @@ class ObservationBuffer:
         if not stamps:
             raise self._refuse_missing('odometry', 'odometry_missing', 'odometry')
         if stamps[0] > start_ns:
-            covered = max(t0_ns - stamps[0], 0) / _SECOND
+            covered = max(t0_ns - stamps[0], 0) / SECOND_NS
             raise _Refused('history_short', f'odometry covers {covered:.2f} s before t0, needs '
-                           f'{(t0_ns - start_ns) / _SECOND:.2f} s')
+                           f'{(t0_ns - start_ns) / SECOND_NS:.2f} s')
         first = bisect_left(stamps, start_ns + 1) - 1
         last = min(bisect_left(stamps, t0_ns), len(stamps) - 1)
         entries = self._poses.entries[first:last + 1]
@@ -365,7 +352,7 @@ class ObservationBuffer:
         bad = self._bad_poses
         inside = [i for i, s in enumerate(bad.stamps) if start_ns <= s <= t0_ns]
         if inside:
-            before = (t0_ns - bad.stamps[inside[-1]]) / _SECOND
+            before = (t0_ns - bad.stamps[inside[-1]]) / SECOND_NS
             raise _Refused('odometry_not_finite', f'odometry: {bad.entries[inside[-1]]} '
                            f'{before:.2f} s before t0 ({len(inside)} such samples); check the '
                            'localization')
@@ -376,7 +363,7 @@ class ObservationBuffer:
             if entry.frame_id != newest:
                 raise _Refused(
                     'odometry_frame_changed', f'odometry: frame_id changed from '
-                    f'{entry.frame_id!r} to {newest!r} {(t0_ns - stamp) / _SECOND:.2f} s before '
+                    f'{entry.frame_id!r} to {newest!r} {(t0_ns - stamp) / SECOND_NS:.2f} s before '
                     't0; wait for a whole history in one frame')
 
     def _extrapolated(self, times: NDArray[np.int64], values: NDArray[np.float64],
@@ -396,7 +383,7 @@ class ObservationBuffer:
         worst = int(np.argmax(gaps))
         gap_ms = float(gaps[worst]) / _MS
         if gap_ms > self._limits.odometry_max_gap_ms:
-            before, limit = (t0_ns - int(times[worst])) / _SECOND, self._limits.odometry_max_gap_ms
+            before, limit = (t0_ns - int(times[worst])) / SECOND_NS, self._limits.odometry_max_gap_ms
             raise _Refused('odometry_gap', f'odometry: {gap_ms:.1f} ms without a sample '
                            f'{before:.2f} s before t0, limit {limit:.1f} ms')
 

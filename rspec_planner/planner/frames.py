@@ -15,15 +15,17 @@
 One camera frame on its way to the model: a reference at first, pixels of the model's size later.
 
 Decoding and resizing happen once, for the frames that a plan uses, on all processors: OpenCV
-releases the interpreter's lock while it works.
+releases the interpreter's lock while it works. Afterwards only the pixels of the model's size
+are kept.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 import os
+from threading import Lock
 
 import cv2
 import numpy as np
@@ -47,48 +49,88 @@ class FrameFault(Exception):
 
 @dataclass
 class CameraFrame:
-    """One frame; `decoded` is filled on first use and then replaces the source."""
+    """One frame; `decoded` is filled once and then replaces the source."""
 
     source: ImageSource | None
+    size: int = 0  # bytes that the source keeps in memory
     decoded: Pixels | None = None
+    task: Future[Pixels] | None = None  # the one decoding of this frame
+    dropped: str = ''  # why the source was given up before anybody needed it
+
+    @property
+    def waiting(self) -> bool:
+        """Return whether the frame is as it came: nobody has begun to decode it."""
+        return self.source is not None and self.task is None
+
+    @property
+    def held(self) -> int:
+        """Return the bytes of a source that nobody has begun to decode."""
+        return self.size if self.waiting else 0
+
+    def drop(self, why: str) -> None:
+        """Give the source up; a selection that needs the frame then names the reason."""
+        self.source, self.dropped = None, why
 
 
 class FrameDecoder:
-    """Decodes the frames of one observation; the threads start with the first of them."""
+    """Decodes frames in threads of its own, each frame once; they start with the first frame."""
 
     def __init__(self, cameras: CameraConfig, aspect_tolerance: float) -> None:
         self._cameras = cameras
         self._aspect_tolerance = aspect_tolerance
         self.threads = min(len(cameras.names), os.cpu_count() or 1)
         self._pool = ThreadPoolExecutor(self.threads, thread_name_prefix='decode')
+        self._lock = Lock()
+
+    def start(self, camera: str, frame: CameraFrame) -> Future[Pixels]:
+        """Begin to decode a frame unless that has happened; any thread."""
+        with self._lock:
+            if frame.task is None:
+                frame.task = self._pool.submit(self._decode, camera, frame)
+            return frame.task
+
+    def finish(self, chosen: Mapping[str, Sequence[CameraFrame]]) -> None:
+        """
+        Wait until all chosen frames are decoded.
+
+        Raises FrameFault for the first camera, in their order, with a frame that cannot be used.
+        """
+        tasks = [self.start(camera, frame) for camera, frames in chosen.items()
+                 for frame in frames if frame.decoded is None]
+        for task in tasks:
+            task.result()
 
     def stack(self, chosen: Mapping[str, Sequence[CameraFrame]]) -> Pixels:
         """
         Return the pixels of all chosen frames, (cameras, frames, H, W, 3) RGB.
 
-        Raises FrameFault for the first camera, in their order, with a frame that cannot be used.
+        Raises FrameFault as `finish` does.
         """
-        rows = self._pool.map(self._row, chosen, chosen.values())
-        return np.stack(list(rows))
+        self.finish(chosen)
+        first, *_ = chosen.values()
+        images = np.empty((len(chosen), len(first), self._cameras.height, self._cameras.width, 3),
+                          dtype=np.uint8)
+        for row, frames in zip(images, chosen.values()):
+            for place, frame in zip(row, frames):
+                place[:] = frame.decoded
+        return images
 
     def close(self) -> None:
-        """End the threads; the frames in work are finished."""
-        self._pool.shutdown()
+        """End the threads; frames in work are finished, frames that wait are not begun."""
+        self._pool.shutdown(cancel_futures=True)
 
-    def _row(self, camera: str, frames: Sequence[CameraFrame]) -> Pixels:
-        return np.stack([self._decoded(camera, frame) for frame in frames])
-
-    def _decoded(self, camera: str, frame: CameraFrame) -> Pixels:
-        """Return the frame at the model's size, decoding it on first use."""
-        if frame.decoded is not None:
-            return frame.decoded
+    def _decode(self, camera: str, frame: CameraFrame) -> Pixels:
+        """Return the frame at the model's size and keep it; its source is not needed again."""
+        source, frame.source = frame.source, None
+        if frame.dropped:
+            raise FrameFault(frame.dropped, f'camera {camera}: the frame was dropped before it '
+                             'was needed; see sync.image_buffer_mib')
         try:
-            image = frame.source() if callable(frame.source) else frame.source
+            image = source() if callable(source) else source
         except Exception as error:  # any decoder, any fault: it becomes a named skip
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise FrameFault('image_decode_failed', f'camera {camera}: {reason}') from error
         frame.decoded = self._fit(camera, image)
-        frame.source = None
         return frame.decoded
 
     def _fit(self, camera: str, image: Pixels | None) -> Pixels:

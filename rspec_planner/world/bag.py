@@ -41,15 +41,13 @@ from rosbags.interfaces import (
 from rosbags.rosbag1 import ReaderError as Rosbag1Error
 from rosbags.rosbag2 import ReaderError, StoragePlugin, Writer
 from rosbags.serde import SerdeError
-from rosbags.typesys import get_typestore, Stores
 
 from rspec_planner.errors import ConfigurationError, InputError
+from rspec_planner.serialized import TYPES
 
 #: storage name -> (plugin, file suffix)
 STORAGES = {'mcap': (StoragePlugin.MCAP, '.mcap'), 'sqlite3': (StoragePlugin.SQLITE3, '.db3')}
 _BY_SUFFIX = {suffix: name for name, (_, suffix) in STORAGES.items()}
-
-TYPES = get_typestore(Stores.ROS2_KILTED)
 
 _FOREVER = QosTime(2147483647, 4294967295)
 #: what a latched topic offers, so that a player republishes it latched
