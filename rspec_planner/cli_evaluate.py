@@ -42,14 +42,54 @@ def evaluate() -> None:
 @click.option('--device', default='cpu', show_default=True)
 @click.option('--workers', type=int, help='Render processes. Default: by processors.')
 @click.option('--write-results', is_flag=True, help='Replace the tables in docs/results.md.')
+@click.option('--closed-loop', is_flag=True, help='Let the plans drive; see the options below.')
+@click.option('--plan-hz', type=float, default=10.0, show_default=True,
+              help='Closed loop: plans a second at most.')
+@click.option('--latency', 'latencies', multiple=True, metavar='NAME=MS[+STEP[/TOKENS]]',
+              help='Closed loop: how long a plan takes, fixed + STEP per TOKENS of its text. '
+              'Repeatable, the first one counts. Default: measured on an H200.')
+@click.option('--drafts', default='', metavar='NAME,...',
+              help='Closed loop: drafts compared with greedy decoding. Default: all embedded.')
+@click.option('--iso-runs', type=click.IntRange(0), default=8, show_default=True,
+              help='Closed loop: runs of each split per draft in that comparison.')
+@click.option('--iso-hz', type=float, default=2.0, show_default=True,
+              help='Closed loop: plans a second in that comparison.')
+@click.option('--batch', type=click.IntRange(1), default=16, show_default=True,
+              help='Closed loop: runs planned in one pass.')
+@click.option('--out', type=click.Path(path_type=Path),
+              help='Closed loop: folder that keeps finished runs and pictures of failures.')
 @reports()
 def evaluate_driving(split: str, clips: int | None, checkpoint: str, device: str,
-                     workers: int | None, write_results: bool) -> Mapping[str, Any]:
-    """Open-loop driving: trajectory error, decisions, and both with black cameras."""
+                     workers: int | None, write_results: bool, closed_loop: bool,
+                     **options: Any) -> Mapping[str, Any]:
+    """Drive the splits: trajectory error and decisions, or --closed-loop what plans lead to."""
+    if closed_loop:
+        return _closed_loop(split, clips, write_results, checkpoint=checkpoint, device=device,
+                            workers=workers, **options)
     from rspec_planner.evaluate.driving import evaluate_driving as evaluate_it
     with share('driving') as show:
         return evaluate_it(split, clips=clips, checkpoint=checkpoint, device=device,
                            workers=workers, write_results=write_results, progress=show)
+
+
+def _closed_loop(split: str, runs: int | None, write_results: bool, *, drafts: str,
+                 latencies: Sequence[str], out: Path | None, **options: Any
+                 ) -> Mapping[str, Any]:
+    from rspec_planner.evaluate.closed_latency import MEASURED, parse_latency
+    from rspec_planner.evaluate.closed_loop import (
+        ClosedOptions,
+        evaluate_closed_loop,
+        RUNS,
+        SPLITS,
+    )
+    from rspec_planner.evaluate.closed_results import write_closed_loop
+    chosen = ClosedOptions(
+        splits=SPLITS if split == 'all' else (split,), runs=runs or RUNS, folder=out,
+        latencies=tuple(parse_latency(text) for text in latencies) or MEASURED,
+        drafts=tuple(filter(None, drafts.split(','))), **options)
+    with share('closed loop') as show:
+        result = evaluate_closed_loop(chosen, show)
+    return {**result, 'results': str(write_closed_loop(result))} if write_results else result
 
 
 _TREES = click.option('--tree', 'trees', multiple=True, type=click.IntRange(2, 256),

@@ -80,14 +80,21 @@ class BatchedPlanner:
         prompts: B of one length; images: (B, V, H, W, 3) uint8 on the target's device, needed
         for 'camera' only; history: (B, 16, 4) x, y, z, yaw; noise: (B, K, 64, 2) fp32.
         """
-        features = self._features(images, len(prompts), sight)
+        return self.answer_encoded(prompts, self.features(images, len(prompts), sight), history,
+                                   noise)
+
+    @torch.no_grad()
+    def answer_encoded(self, prompts: list[Prompt], features: tuple[Tensor, list[Tensor]],
+                       history: np.ndarray, noise: Tensor) -> Answers:
+        """Plan B clips whose images are encoded: features as `encode` returns them."""
         cache, hidden = self._prefill(prompts, *features)
         generated, lengths = self._decode(prompts[0], cache, hidden)
         actions = self._act(prompts[0], cache, lengths, noise)
         return self._assemble(generated, actions, history)
 
-    def _features(self, images: Tensor | None, batch: int,
-                  sight: str) -> tuple[Tensor, list[Tensor]]:
+    def features(self, images: Tensor | None, batch: int,
+                 sight: str) -> tuple[Tensor, list[Tensor]]:
+        """Return the features (B, V * T, H) that a sight of SIGHTS gives."""
         if sight == 'camera' and images is not None:
             return self.encode(images)
         cameras, device = self.cfg.cameras, self.target.device

@@ -310,7 +310,7 @@ def _render(renderer: SceneRenderer, scenes: list[Scene]) -> np.ndarray:
     return np.stack([renderer.render(scene) for scene in scenes], axis=1)
 
 
-def _visible_pair(spec: ClipSpec, renderer: SceneRenderer | None
+def visible_pair(spec: ClipSpec, renderer: SceneRenderer | None
                   ) -> tuple[Pair, list[np.ndarray]]:
     """Return a pair that passes the pixel gate, and its last frames if rendered."""
     attempt = 0
@@ -333,7 +333,7 @@ def generate_pair(spec: ClipSpec, renderer: SceneRenderer | None = None) -> tupl
 
     `spec.event` is ignored. Without a renderer, images are None and the pixel gate is off.
     """
-    pair, last = _visible_pair(spec, renderer)
+    pair, last = visible_pair(spec, renderer)
     images: list[np.ndarray | None] = [None, None]
     if renderer is not None:
         renderer = renderer_of(spec, renderer)
@@ -352,7 +352,7 @@ def generate_pair(spec: ClipSpec, renderer: SceneRenderer | None = None) -> tupl
 
 def generate_clip(spec: ClipSpec, renderer: SceneRenderer | None = None) -> Clip:
     """Return one twin; it equals the one that `generate_pair` returns, byte for byte."""
-    pair, last = _visible_pair(spec, renderer)
+    pair, last = visible_pair(spec, renderer)
     rollout = pair.event if spec.event else pair.twin
     images = None
     if renderer is not None:
