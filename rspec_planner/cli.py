@@ -33,6 +33,7 @@ import click
 from rspec_planner import __version__
 from rspec_planner.cli_engine import engine
 from rspec_planner.cli_evaluate import evaluate
+from rspec_planner.cli_profiles import profiles
 from rspec_planner.cli_report import CONTEXT, progress, reports
 from rspec_planner.cli_research import bench, train
 from rspec_planner.errors import ConfigurationError, RspecError
@@ -261,7 +262,7 @@ def bench_node(seconds: float, size: str, only: str) -> Mapping[str, Any]:
     return measure(seconds=seconds, width=int(width), height=int(height), cases=cases)
 
 
-for group in (train, evaluate, bench, engine):
+for group in (train, evaluate, bench, engine, profiles):
     cli.add_command(group)
 
 

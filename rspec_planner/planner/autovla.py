@@ -20,6 +20,8 @@ and alone decides, for words and actions alike. There is no action expert and no
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import torch
 from torch import Tensor
 
@@ -42,10 +44,15 @@ class Speaker:
     """Prefills and decodes frame by frame over one cache."""
 
     def __init__(self, target: AutoVla, *, prompt_rows: int, draft: Draft | None = None,
-                 budget: int | None = None) -> None:
-        """Wire the executors; a draft is bound. budget: most tokens of an answer."""
+                 budget: int | None = None, stop_ids: Collection[int] | None = None) -> None:
+        """
+        Wire the executors; a draft is bound.
+
+        budget: most tokens of an answer; stop_ids: what ends it; both the profile's by default.
+        """
         cfg, device = target.cfg, target.device
         self.target = target
+        self.stop_ids = cfg.tokens.stop_ids if stop_ids is None else tuple(stop_ids)
         self.budget = cfg.max_answer_tokens if budget is None else budget
         width = draft.cfg.block if draft is not None else 1
         capacity = prompt_rows + self.budget + width + 1
@@ -91,10 +98,9 @@ class Speaker:
             if executor is not None:
                 executor.inputs['rope_delta'].fill_(prompt.rope_delta)
         start_from_guess(self.prefill, self.state, torch.from_numpy(prompt.token_ids), (),
-                         self.target.cfg.tokens.stop_ids, self.budget)
+                         self.stop_ids, self.budget)
 
     def say(self) -> tuple[tuple[int, ...], DecodeStats]:
         """Decode behind the prompt read last; return the tokens said and how."""
-        stats = decode(self.verify, self.state, self.target.cfg.tokens.stop_ids, self.budget,
-                       self.draft)
+        stats = decode(self.verify, self.state, self.stop_ids, self.budget, self.draft)
         return self.state.generated, stats
