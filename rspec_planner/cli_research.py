@@ -169,17 +169,22 @@ def device_options(frames: int) -> Callable[[Callable[..., Any]], Callable[..., 
                 click.option('--fp8', is_flag=True,
                              help='Prefill, verify and flow read e4m3 weights.'),
                 click.option('--plans', type=click.Path(path_type=Path, exists=True),
-                             help='How products are cut, written by bench kernels.'))):
+                             help='How products are cut, written by bench kernels; '
+                             'plans_fp8.json of bench fp8 is read where it lies beside.'))):
             function = option(function)
         return function
     return decorate
 
 
 def use_plans(plans: Path | None) -> None:
-    """Load a file of plans, if one is given."""
+    """Load a file of plans, if one is given, and those of fp8 products that lie beside it."""
     if plans is not None:
-        from rspec_planner.engine.cuda_tune import load_plans
-        load_plans(plans)
+        from rspec_planner.engine import cuda_fp8_tune, cuda_tune
+        from rspec_planner.engine.cuda_fp8 import PLANS_FILE
+        cuda_tune.load_plans(plans)
+        beside = plans.with_name(PLANS_FILE)
+        if beside.exists():
+            cuda_fp8_tune.load_plans(beside)
 
 
 @bench.command('decode')
@@ -215,6 +220,19 @@ def bench_kernels(profile: str, device: str, plans: Path | None, limit: int
                   ) -> Mapping[str, Any]:
     """Check the kernels against their references, tune and time them."""
     from rspec_planner.evaluate.bench_kernels import bench_kernels as measure
+    return measure(profile, device, plans=plans, limit=limit)
+
+
+@bench.command('fp8')
+@click.option('--profile', default='tiny', show_default=True, help='Shapes; random weights.')
+@click.option('--device', default='cpu', show_default=True)
+@click.option('--plans', type=click.Path(path_type=Path),
+              help='Tune, and write the plans here; plans_fp8.json is found by other benches.')
+@click.option('--limit', type=int, default=5, show_default=True, help='Plans tried a product.')
+@reports()
+def bench_fp8(profile: str, device: str, plans: Path | None, limit: int) -> Mapping[str, Any]:
+    """Check, tune and time the fp8 kernels, and what each of them stands in for."""
+    from rspec_planner.evaluate.bench_fp8 import bench_fp8 as measure
     return measure(profile, device, plans=plans, limit=limit)
 
 

@@ -46,6 +46,8 @@ ROWS = ('e4m3', 'plain')
 NARROW = 128
 #: products of many rows, the first that works is used
 WIDE = ('row-wise', 'tensor-wise', 'dequantised')
+#: the plans of narrow products, beside those of `cuda_tune`
+PLANS_FILE = 'plans_fp8.json'
 #: sizes that the library's scaled product takes are multiples of this
 _GRAIN = 16
 #: largest relative error of a product that counts as working: bf16 output, fp8 sums

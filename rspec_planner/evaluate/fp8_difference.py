@@ -87,7 +87,7 @@ class Reader:
             numbers.at(Slot.CONTEXT).fill_(rows)
             numbers.at(Slot.CONTEXT_ANGLE).fill_(rows + prompt.rope_delta)
             frame.flow()
-        return Answers(text, tuple(choices), logits, numbers.actions.cpu())
+        return Answers(text, tuple(choices), logits, numbers.actions.cpu().clone())
 
 
 def _logits(target: Target, states: Tensor) -> Tensor:

@@ -33,9 +33,11 @@ from typing import Any
 
 import torch
 
+from rspec_planner.engine.cuda_fp8 import PLANS_FILE as FP8_PLANS
 from rspec_planner.errors import ConfigurationError
 from rspec_planner.evaluate.bench_decode import bench_decode
 from rspec_planner.evaluate.bench_device_frame import bench_device_frame
+from rspec_planner.evaluate.bench_fp8 import bench_fp8
 from rspec_planner.evaluate.bench_kernels import bench_kernels
 
 
@@ -68,8 +70,10 @@ def steps(profile: str, device: str, out: Path, tune: bool,
         Step('decode_pdl', 40, decode(20, loops=() if few else ('while',), eager=0, pdl=not few)),
         Step('frame', 60, frame(60, trace=trace)),
         Step('frame_pdl', 40, frame(20, pdl=not few)),
-        Step('decode_fp8', 40, decode(10, loops=() if few else ('while',), eager=0, fp8=True)),
-        Step('frame_fp8', 40, frame(20, fp8=True)),
+        Step('fp8', 110, lambda: bench_fp8(profile, device, limit=5, plans=plans and
+                                           plans.with_name(FP8_PLANS))),
+        Step('decode_fp8', 60, decode(20, loops=() if few else ('while',), eager=0, fp8=True)),
+        Step('frame_fp8', 60, frame(60, fp8=True, trace=trace)),
         Step('frame_block24', 40, frame(20, block=24)),
         Step('frame_samples6', 40, frame(10, samples=6, lengths=(4.6,))),
     ]
@@ -128,7 +132,8 @@ _BRIEF = ('ok', 'error', 'seconds', 'weight_floor_ms', 'verify16_ms', 'verify_ov
           'target_step_ms', 'draft_block_ms', 'c', 'flow_ms', 'flow_floor_ms', 'p50', 'p99',
           'allocations_after_warmup', 'nondeterministic_frames', 'reasoning_speedup_vs_eager',
           'reasoning_speedup_vs_graphed_ar', 'kernels_us', 'prefill_attention_us',
-          'small_frames', 'verify_check')
+          'small_frames', 'verify_check', 'fp8', 'checks', 'fp8_difference', 'unquantised',
+          'quantised')
 
 
 def brief(found: dict[str, Any]) -> dict[str, Any]:
