@@ -26,15 +26,17 @@ import os
 from pathlib import Path
 import sys
 import time
-from typing import Any
+from typing import Any, TYPE_CHECKING
 
 import numpy as np
 
 from rspec_planner.guard import guard_limits
 from rspec_planner.model.config import ProfileConfig
-from rspec_planner.parameters import NodeParameters
 from rspec_planner.planner.history import history_stamps
 from rspec_planner.planner.observation import Observation
+
+if TYPE_CHECKING:
+    from rspec_planner.parameters import NodeParameters  # needs jsonschema
 
 _WARM_UP_T0_NS = 10_000_000_000
 _WARM_UP_SPEED_MPS = 5.0
