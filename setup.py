@@ -62,7 +62,7 @@ setup(
     entry_points={
         'console_scripts': [
             'rspec = rspec_planner.cli:main',
-            'rspec_planner_node = rspec_planner.node:main',
+            'rspec_planner_node = rspec_planner.__main__:main',
         ],
     },
 )

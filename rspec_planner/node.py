@@ -23,7 +23,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-import sys
 import time
 import traceback
 from typing import Any
@@ -408,7 +407,3 @@ class RspecPlanner(LifecycleNode):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the node until it is interrupted; return the exit code."""
     return run_node(lambda full: RspecPlanner(arguments=full), arguments)
-
-
-if __name__ == '__main__':
-    sys.exit(main())

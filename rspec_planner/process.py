@@ -31,6 +31,7 @@ from rclpy.utilities import remove_ros_args
 
 from rspec_planner.command_line import check_leftover, ros_arguments, USAGE
 from rspec_planner.errors import ConfigurationError, RspecError
+from rspec_planner.signals import StopSignals
 from rspec_planner.transport import apply_fastdds_environment
 
 PROGRAM = 'rspec_planner_node'
@@ -64,8 +65,7 @@ def run_node(make: Callable[[Sequence[str]], Runnable], arguments: Sequence[str]
         return 2
     apply_fastdds_environment()
     _limit_spinning()
-    rclpy.init(args=[PROGRAM, *full])
-    return _spin(make, full)
+    return _run(make, full, StopSignals())
 
 
 def _without_ros_arguments(full: Sequence[str]) -> list[str]:
@@ -91,24 +91,34 @@ def _limit_spinning() -> None:
         os.environ.setdefault('GOMP_SPINCOUNT', '50000')
 
 
-def _spin(make: Callable[[Sequence[str]], Runnable], full: Sequence[str]) -> int:
+def _run(make: Callable[[Sequence[str]], Runnable], full: Sequence[str],
+         signals: StopSignals) -> int:
     node: Runnable | None = None
     try:
+        rclpy.init(args=[PROGRAM, *full])  # its handlers run ours after their own work
         node = make(full)
         if not node.start():
-            return 1 if rclpy.ok() else 0
-        executor = SingleThreadedExecutor()
-        if isinstance(node, Node):
-            executor.add_node(node)
-        executor.spin()
+            return 0 if signals.seen or not rclpy.ok() else 1
+        _spin(node, signals)
     except (KeyboardInterrupt, ExternalShutdownException):
         pass
     except Exception:
         # A signal invalidates the context at once; whatever is being set up then fails.
-        if rclpy.ok():
+        if rclpy.ok() and not signals.seen:
             raise
     finally:
+        signals.hold()
         if node is not None:
             node.close()
         rclpy.try_shutdown()
     return 0
+
+
+def _spin(node: Runnable, signals: StopSignals) -> None:
+    """Run callbacks until a signal ends the context, which wakes the executor."""
+    executor = SingleThreadedExecutor()
+    if isinstance(node, Node):
+        executor.add_node(node)
+    signals.hold()
+    if not signals.seen:
+        executor.spin()

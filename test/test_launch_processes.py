@@ -97,7 +97,7 @@ class Launched:
         return [*(self.value(part) for part in options['arguments']), '--ros-args', *ros]
 
 
-NODE = (sys.executable, '-m', 'rspec_planner.node')
+NODE = (sys.executable, '-m', 'rspec_planner')
 
 
 def domain() -> int:

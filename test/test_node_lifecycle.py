@@ -16,9 +16,11 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from pathlib import Path
 import signal
 import subprocess
 import sys
+import time
 
 from lifecycle_msgs.msg import State, Transition
 from lifecycle_msgs.srv import ChangeState, GetState
@@ -233,7 +235,7 @@ def test_missing_checkpoint_folder_is_one_line(tmp_path, capfd):
 
 
 def process(*arguments):
-    return subprocess.Popen([sys.executable, '-m', 'rspec_planner.node', *arguments],
+    return subprocess.Popen([sys.executable, '-m', 'rspec_planner', *arguments],
                             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
                             env=dict(os.environ))
 
@@ -254,6 +256,38 @@ def test_signals_end_the_process_with_code_0(number):
     finally:
         child.kill()
         peer.destroy_node()
+
+
+def catches(child):
+    """Return whether a process handles SIGTERM, from its first lines on."""
+    status = Path(f'/proc/{child.pid}/status').read_text(encoding='ascii')
+    caught = int(next(line for line in status.splitlines() if line.startswith('SigCgt')).split()[1],
+                 16)
+    return bool(caught >> (signal.SIGTERM - 1) & 1)
+
+
+@pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_at_any_moment_of_the_start_ends_with_code_0(number):
+    # importing, making the node, loading the model, planning: which is when differs by machine
+    children = {after_s: process() for after_s in (0.0, 0.5, 1.5, 4.0)}
+    try:
+        started = {}
+        for after_s, child in children.items():
+            wait_until(lambda child=child: catches(child), 'the first lines of the program', 30)
+            started[after_s] = time.monotonic()
+        for after_s, child in children.items():
+            time.sleep(max(0.0, started[after_s] + after_s - time.monotonic()))
+            child.send_signal(number)
+            if after_s == 1.5:
+                child.send_signal(number)  # somebody in a hurry
+        for after_s, child in children.items():
+            output, _ = child.communicate(timeout=60)
+            assert child.returncode == 0, f'after {after_s} s: {output}'
+            assert 'Traceback' not in output
+    finally:
+        for child in children.values():
+            child.kill()
+            child.wait()
 
 
 @pytest.mark.parametrize('arguments, code, part', [

@@ -46,7 +46,7 @@ FIRST_PLAN_S = 20.0  # from the first frame
 FINISH_S = 15.0
 EXAMPLES = 12
 SECONDS = (5.0, 3600.0)
-WORLD_MODULE, NODE_MODULE = 'rspec_planner.live.world_publisher', 'rspec_planner.node'
+WORLD_MODULE, NODE_MODULE = 'rspec_planner.live.world_publisher', 'rspec_planner'
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@
 Time-bounded buffers of camera frames and odometry, and the choice of one Observation by time.
 
 Adding stores references only; decoding and resizing happen in threads of their own, once per
-frame. Adding and selecting may run in different threads, selecting in one at a time. Whatever cannot be used
-becomes a Skip with a name from SKIP_REASONS; nothing is replaced by a guess.
+frame. Adding and selecting may run in different threads, selecting in one at a time. Whatever
+cannot be used becomes a Skip with a name from SKIP_REASONS; nothing is replaced by a guess.
 """
 
 from __future__ import annotations
@@ -383,9 +383,10 @@ class ObservationBuffer:
         worst = int(np.argmax(gaps))
         gap_ms = float(gaps[worst]) / _MS
         if gap_ms > self._limits.odometry_max_gap_ms:
-            before, limit = (t0_ns - int(times[worst])) / SECOND_NS, self._limits.odometry_max_gap_ms
+            before_s = (t0_ns - int(times[worst])) / SECOND_NS
             raise _Refused('odometry_gap', f'odometry: {gap_ms:.1f} ms without a sample '
-                           f'{before:.2f} s before t0, limit {limit:.1f} ms')
+                           f'{before_s:.2f} s before t0, limit '
+                           f'{self._limits.odometry_max_gap_ms:.1f} ms')
 
 
 def _pose_fault(values: tuple[float, ...]) -> str:
