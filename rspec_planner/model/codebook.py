@@ -37,7 +37,8 @@ from rspec_planner.errors import ConfigurationError, InputError
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-CODEBOOK_FILE = 'codebook.safetensors'
+#: in a folder of its own: what lies beside the weights counts as weights
+CODEBOOK_FILE = 'codebook/contours.safetensors'
 TENSOR = 'contours'
 #: outline of the vehicle that the public code matches with, metres
 LENGTH_M, WIDTH_M = 4.8, 2.0
@@ -141,8 +142,9 @@ class ActionCodebook:
         return np.array(found, dtype=np.int64)
 
     def write(self, directory: str | Path) -> Path:
-        """Write codebook.safetensors into a folder and return its path."""
+        """Write codebook/contours.safetensors into a folder and return its path."""
         path = Path(directory) / CODEBOOK_FILE
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(format_safetensors({TENSOR: self.contours.astype(np.float32)}))
         return path
 

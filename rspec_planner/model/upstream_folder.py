@@ -103,25 +103,36 @@ def examine_folder(folder: str | Path) -> FolderReport:
         table = key_table(config.profile, config.family.layout)
     except EngineError as error:
         config_problems.append(str(error))
-    tensors, shards = dict[str, Stored](), list[str]()
-    try:
-        wanted, mapped = _wanted(place)
-    except EngineError as error:
-        file_problems.append(str(error))
-        wanted, mapped = [], {}
-    for name in wanted:
-        try:
-            tensors.update(_header(place / name, tensors, mapped))
-            shards.append(name)
-        except EngineError as error:
-            file_problems.append(str(error))
+    tensors, shards, mapped = read_headers(place, file_problems)
     complete = not file_problems
     if complete:
-        file_problems += _index_problems(place, mapped, tensors)
+        file_problems += index_problems(place, mapped, tensors)
     # names missing because their shard is missing are no findings of their own
     problems = weight_problems(tensors, table, config.profile) if config and complete else []
     return FolderReport(place, config, table, tensors, tuple(shards), tuple(config_problems),
                         tuple(file_problems), tuple(problems), _ignored(place))
+
+
+def read_headers(folder: Path, problems: list[str]
+                 ) -> tuple[dict[str, Stored], list[str], dict[str, str]]:
+    """
+    Return the tensors of a folder, the shards that could be read, and what the index maps.
+
+    What is wrong with them is appended to problems; nothing raises.
+    """
+    tensors, shards = dict[str, Stored](), list[str]()
+    try:
+        wanted, mapped = _wanted(folder)
+    except EngineError as error:
+        problems.append(str(error))
+        return tensors, shards, {}
+    for name in wanted:
+        try:
+            tensors.update(_header(folder / name, tensors, mapped))
+            shards.append(name)
+        except EngineError as error:
+            problems.append(str(error))
+    return tensors, shards, mapped
 
 
 def _wanted(folder: Path) -> tuple[list[str], dict[str, str]]:
@@ -173,7 +184,7 @@ def _header(path: Path, known: dict[str, Stored], mapped: dict[str, str]
     return found
 
 
-def _index_problems(folder: Path, mapped: dict[str, str],
+def index_problems(folder: Path, mapped: dict[str, str],
                     tensors: dict[str, Stored]) -> list[str]:
     """Return where the index and the shards disagree."""
     wrong = []
