@@ -104,6 +104,8 @@ def draft_options(out: str) -> Callable[[Callable[..., Any]], Callable[..., Any]
                              show_default=True, help='Receives checkpoint/ and logs.'),
                 click.option('--target', default='tiny', show_default=True,
                              help='The frozen target: an embedded name or a folder.'),
+                click.option('--profile', default='', help='Instead of --target: random weights '
+                             'of these shapes, such as alpamayo-r1.'),
                 click.option('--cache', type=click.Path(path_type=Path),
                              help='Read what the target said from here instead of rendering.'),
                 click.option('--save-cache', type=click.Path(path_type=Path),
@@ -143,6 +145,44 @@ def train_aarl(config: Path | None, out: Path, **options: Any) -> Mapping[str, A
     """Post-train a draft by the plans that its proposals lead to; options override --config."""
     from rspec_planner.train.aarl_loop import train_aarl as train_it
     return train_it(config, out, **options)
+
+
+@train.command('cache-target')
+@click.option('--out', type=click.Path(path_type=Path), default=Path('runs/target-cache'),
+              show_default=True, help='Receives the parts; a repeated run continues.')
+@click.option('--target', default='', help='An embedded name or a folder.')
+@click.option('--profile', default='', help='Instead of --target: random weights of these '
+              'shapes, such as alpamayo-r1.')
+@click.option('--bag', type=click.Path(path_type=Path), multiple=True,
+              help='Every trigger of this bag; may be repeated.')
+@click.option('--topics', type=click.Path(path_type=Path), help='Topic names, as in rspec plan.')
+@click.option('--physical-ai', type=click.Path(path_type=Path),
+              help='A downloaded PhysicalAI-Autonomous-Vehicles folder.')
+@click.option('--random-clips', 'random_clip_count', type=int, default=0,
+              help='Noise instead of recordings, for memory and speed.')
+@click.option('--layers', default='', help="Target layers such as '1,17,33' whose states are "
+              "kept, or 'all'; default: those that drafts tap, and the last.")
+@click.option('--tail', type=int, default=16, show_default=True,
+              help='Prompt rows whose states are kept; a draft window fits in.')
+@click.option('--max-tokens', type=int, default=40, show_default=True)
+@click.option('--full', is_flag=True, help='Keep the states of the whole prompt.')
+@click.option('--prefix', is_flag=True, help='Keep keys and values of prompts, for aarl.')
+@click.option('--actions', is_flag=True, help='Keep the plan of the greedy text.')
+@click.option('--batch', type=int, default=4, show_default=True, help='Clips at once.')
+@click.option('--part-clips', type=int, default=64, show_default=True, help='Clips per part.')
+@click.option('--limit', type=int, default=0, help='Clips at most; 0: all.')
+@click.option('--val-share', type=float, default=0.1, show_default=True)
+@click.option('--every-s', type=float, default=0.0, help='Spacing of t0 in recorded clips; '
+              '0: 5.1 s alone.')
+@click.option('--route-room', type=int, default=80, show_default=True,
+              help='Prompt columns for a route block.')
+@click.option('--device', default='', help='cuda or cpu; default: a GPU where there is one.')
+@click.option('--seed', type=int, default=0, show_default=True)
+@reports()
+def train_cache_target(out: Path, **options: Any) -> Mapping[str, Any]:
+    """Run a target once over recordings and keep what drafts learn from."""
+    from rspec_planner.train.cache_target import cache_target
+    return cache_target(out, **options)
 
 
 @click.group(context_settings=CONTEXT)
@@ -246,6 +286,9 @@ def bench_fp8(profile: str, device: str, plans: Path | None, limit: int) -> Mapp
 @click.option('--reuse-in', default='verify', show_default=True,
               help="Where a reused text is verified: 'verify' by narrow forwards, exact, or "
               "'prefill'.")
+@click.option('--per-prompt', type=int, default=8, show_default=True,
+              help='Frames of one prompt, each way twice; all must say what decoding it token by '
+              'token says.')
 @device_options(frames=50)
 @reports()
 def bench_device_frame(profile: str, device: str, plans: Path | None, **options: Any
@@ -296,6 +339,9 @@ def bench_gpu(profile: str, device: str, out: Path, seconds: float, only: str,
 @click.option('--reuse-in', default='verify', show_default=True,
               help="Where a reused text is verified: 'verify' by narrow forwards, exact, or "
               "'prefill'.")
+@click.option('--per-prompt', type=int, default=8, show_default=True,
+              help='Frames of one prompt, each way twice; all must say what decoding it token by '
+              'token says.')
 @click.option('--trace', type=click.Path(path_type=Path, exists=True),
               help='Also replay recorded accepted lengths; alpamayo-r1 only.')
 @click.option('--eager', type=int, default=3, show_default=True,
@@ -304,8 +350,8 @@ def bench_gpu(profile: str, device: str, out: Path, seconds: float, only: str,
               help='How products are cut, written by bench kernels.')
 @reports()
 def bench_frame(profile: str, device: str, frames: int, checkpoint: Path | None, seed: int,
-                draft: str, fp8: bool, loop: str, reuse_in: str, trace: Path | None, eager: int,
-                plans: Path | None) -> Mapping[str, Any]:
+                draft: str, fp8: bool, loop: str, reuse_in: str, per_prompt: int,
+                trace: Path | None, eager: int, plans: Path | None) -> Mapping[str, Any]:
     """
     Time whole frames stage by stage, and compare what they say and drive.
 
@@ -315,7 +361,7 @@ def bench_frame(profile: str, device: str, frames: int, checkpoint: Path | None,
     if profile == 'alpamayo-r1' and checkpoint is None:
         from rspec_planner.evaluate.bench_device_frame import bench_device_frame as measure_r1
         return measure_r1(profile, device, frames, fp8=fp8, loop=loop, reuse_in=reuse_in,
-                          trace=trace, eager=eager)
+                          per_prompt=per_prompt, trace=trace, eager=eager)
     if fp8:
         raise ConfigurationError('--fp8 times the device-resident frame: add --profile '
                                  'alpamayo-r1, or use bench device-frame')

@@ -39,6 +39,8 @@ from rspec_planner.evaluate.bench_decode import bench_decode
 from rspec_planner.evaluate.bench_device_frame import bench_device_frame
 from rspec_planner.evaluate.bench_fp8 import bench_fp8
 from rspec_planner.evaluate.bench_kernels import bench_kernels
+from rspec_planner.evaluate.gpu_goals import goal_table, lines
+from rspec_planner.evaluate.gpu_state import watched
 
 
 @dataclass(frozen=True)
@@ -59,8 +61,8 @@ def steps(profile: str, device: str, out: Path, tune: bool,
     def decode(frames: int, **options: Any) -> Callable[[], dict[str, Any]]:
         return lambda: bench_decode(profile, device, few or frames, **options)
 
-    def frame(frames: int, **options: Any) -> Callable[[], dict[str, Any]]:
-        return lambda: bench_device_frame(profile, device, few or frames, eager=0, **options)
+    def frame(frames: int, eager: int = 0, **options: Any) -> Callable[[], dict[str, Any]]:
+        return lambda: bench_device_frame(profile, device, few or frames, eager=eager, **options)
 
     return [
         Step('check', 40, lambda: bench_kernels(profile, device)),
@@ -68,14 +70,16 @@ def steps(profile: str, device: str, out: Path, tune: bool,
         Step('kernels', 120, lambda: bench_kernels(profile, device, plans=plans)),
         Step('decode', 80, decode(60, eager=1 if few else 3, trace=trace)),
         Step('decode_pdl', 40, decode(20, loops=() if few else ('while',), eager=0, pdl=not few)),
-        Step('frame', 60, frame(60, trace=trace)),
-        Step('frame_pdl', 40, frame(20, pdl=not few)),
+        Step('frame', 60, frame(160, eager=0 if few else 3, trace=trace)),
+        Step('frame1000', 160, frame(1000, eager=0 if few else 3, trace=trace)),
+        Step('frame_reuse_prefill', 30, frame(48, reuse_in='prefill', lengths=(4.6,))),
+        Step('frame_pdl', 40, frame(60, pdl=not few)),
         Step('fp8', 110, lambda: bench_fp8(profile, device, limit=5, plans=plans and
                                            plans.with_name(FP8_PLANS))),
         Step('decode_fp8', 60, decode(20, loops=() if few else ('while',), eager=0, fp8=True)),
-        Step('frame_fp8', 60, frame(60, fp8=True, trace=trace)),
-        Step('frame_block24', 40, frame(20, block=24)),
-        Step('frame_samples6', 40, frame(10, samples=6, lengths=(4.6,))),
+        Step('frame_fp8', 60, frame(160, fp8=True, trace=trace)),
+        Step('frame_block24', 40, frame(60, block=24)),
+        Step('frame_samples6', 40, frame(40, samples=6, lengths=(4.6,))),
     ]
 
 
@@ -83,7 +87,7 @@ def run_session(profile: str, device: str, out: Path, seconds: float,
                 only: Sequence[str] = (), tune: bool = True,
                 trace: Path | None = None) -> dict[str, Any]:
     """
-    Run the steps within about `seconds`; return what each said in short.
+    Run the steps within about `seconds`; return what each said in short, and the goals.
 
     only: names of steps, none for all. Raises ConfigurationError for an unknown name.
     """
@@ -100,20 +104,24 @@ def run_session(profile: str, device: str, out: Path, seconds: float,
         if spent + step.seconds > seconds:
             said[step.name] = f'left out: {spent:.0f} s are spent'
             continue
-        said[step.name] = _run(step, out)
+        said[step.name] = _run(step, out, device)
         print(f'{step.name}: {json.dumps(said[step.name])}', file=sys.stderr, flush=True)
         if step.name == 'check' and not said[step.name].get('ok', False):
             break
+    table = goal_table(out, profile, device)
+    print('\n'.join(lines(table)), file=sys.stderr, flush=True)
     return {'profile': profile, 'device': device, 'out': str(out), 'steps': said,
-            'seconds': round(perf_counter() - started, 1),
+            'goals': table, 'seconds': round(perf_counter() - started, 1),
             'ok': all(isinstance(value, str) or value['ok'] for value in said.values())}
 
 
-def _run(step: Step, out: Path) -> dict[str, Any]:
+def _run(step: Step, out: Path, device: str) -> dict[str, Any]:
     """Run one step and write its file; return the numbers that matter."""
     started = perf_counter()
     try:
-        found = step.run()
+        with watched(device) as state:
+            found = step.run()
+        found['gpu_state'] = state
     except Exception as error:  # one step must not take the others' numbers with it
         found = {'ok': False, 'error': f'{type(error).__name__}: {error}',
                  'traceback': traceback.format_exc()}
@@ -130,7 +138,9 @@ def _run(step: Step, out: Path) -> dict[str, Any]:
 #: what the summary repeats of a step's file
 _BRIEF = ('ok', 'error', 'seconds', 'weight_floor_ms', 'verify16_ms', 'verify_over_floor',
           'target_step_ms', 'draft_block_ms', 'c', 'flow_ms', 'flow_floor_ms', 'p50', 'p99',
-          'allocations_after_warmup', 'nondeterministic_frames', 'reasoning_speedup_vs_eager',
+          'allocations_after_warmup', 'nondeterministic_frames', 'repeated_frames',
+          'token_mismatches', 'ways_with_other_actions', 'host_syncs_per_frame',
+          'frame_speedup_vs_original', 'gpu_state', 'reasoning_speedup_vs_eager',
           'reasoning_speedup_vs_graphed_ar', 'kernels_us', 'prefill_attention_us',
           'small_frames', 'verify_check', 'fp8', 'checks', 'fp8_difference', 'unquantised',
           'quantised')

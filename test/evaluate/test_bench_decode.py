@@ -27,7 +27,9 @@ from rspec_planner.evaluate.bench_workload import (
     matches,
     traced_schedule,
 )
+from rspec_planner.evaluate.gpu_goals import goal_table, GOALS, lines
 from rspec_planner.evaluate.gpu_session import run_session
+from rspec_planner.evaluate.gpu_state import summary, watched
 from rspec_planner.model.config import alpamayo_r1
 
 
@@ -82,9 +84,9 @@ def test_decode_says_the_same_in_every_way():
 @pytest.mark.parametrize(('reuse_in', 'iterations'), [('verify', 2), ('prefill', 0)])
 def test_frames_keep_their_text_in_every_way(reuse_in, iterations):
     report = bench_device_frame('tiny', 'cpu', 6, eager=0, lengths=(7.4,), samples=2, block=10,
-                                reuse_in=reuse_in)
+                                reuse_in=reuse_in, per_prompt=4)
     assert report['nondeterministic_frames'] == 0
-    assert (report['repeated_frames'], report['prompts'], report['pairs_of_ways']) == (3, 2, 1)
+    assert (report['repeated_frames'], report['prompts'], report['ways_compared']) == (3, 2, 1)
     assert {name: (way['token_mismatches'], way['frames'])
             for name, way in report['ways'].items()} == {
         'L=7.4': (0, 4), 'whole text reused': (0, 2)}
@@ -114,9 +116,48 @@ def test_the_check_compares_a_device_with_its_references():
     assert report['kernels_us']['attention'] > 0 < report['kernels_us']['flow, attention']
 
 
+def step(**values):
+    return {'profile': 'tiny', 'device': 'cpu', **values}
+
+
+def test_goals_are_met_missed_or_open(tmp_path):
+    decode = step(verify_over_floor=1.2, c=0.09, prefill_ms={'p50': 64.0}, flow_ms=13.0,
+                  reasoning_speedup_vs_eager={'L=4.6, sync': 40.0, 'L=4.6, while': 31.0})
+    frames = step(p99=99.0, host_syncs_per_frame=1, allocations_after_warmup=0, frames=600,
+                  token_mismatches=0, nondeterministic_frames=0,
+                  frame_speedup_vs_original={'L=4.6': 11.0})
+    other = {**step(p99=1.0), 'profile': 'alpamayo-r1'}
+    for name, found in (('decode', decode), ('frame1000', frames), ('frame_fp8', other)):
+        (tmp_path / f'{name}.json').write_text(json.dumps(found))
+    (tmp_path / 'plans.json').write_text('[]')
+    table = goal_table(tmp_path, 'tiny', 'cpu')
+    met = {key: line['met'] for key, line in table.items()}
+    assert met == {
+        'verify16_over_floor': True, 'c': False, 'reasoning_speedup_vs_eager': True,
+        'reasoning_speedup_vs_graphed_ar': None, 'prefill_3006_ms': True, 'flow10_ms': True,
+        'frame_ms.p99': True, 'frame_speedup_vs_original': False, 'frame_fp8_ms.p99': None,
+        'host_syncs_per_frame': True, 'allocations_after_warmup': True, 'token_mismatches': True,
+        'nondeterministic_frames': None}  # 600 frames prove no determinism over 1,000
+    assert table['reasoning_speedup_vs_eager']['value'] == 31.0
+    assert table['frame_fp8_ms.p99']['why'] == 'not measured: run frame_fp8'
+    assert '600 frames ran' in table['nondeterministic_frames']['why']
+    assert len(lines(table)) == len(GOALS)
+
+
+def test_samples_of_a_gpu_are_summed_up():
+    found = summary([{'sm_mhz': 1980.0, 'throttle_reasons': 4.0}, {'sm_mhz': 1500.0},
+                     {'sm_mhz': 1980.0, 'throttle_reasons': 1.0, 'power_w': 600.0}])
+    assert found == {'samples': 3, 'sm_mhz': {'min': 1500.0, 'p50': 1980.0, 'max': 1980.0},
+                     'throttle_reasons': '0x5', 'power_w': {'min': 600.0, 'p50': 600.0,
+                                                            'max': 600.0}}
+    with watched('cpu') as state:
+        pass
+    assert state == {}
+
+
 def test_a_session_writes_a_file_a_step_and_goes_on(tmp_path):
     report = run_session('tiny', 'cpu', tmp_path, 1000.0, ['check', 'sync'])
-    assert report['ok']
+    assert report['ok'] and report['goals']['c']['met'] is None
     assert sorted(p.stem for p in tmp_path.glob('*.json')) == ['check', 'sync']
     late = run_session('tiny', 'cpu', tmp_path, 10.0, ['frame'])
     assert late['steps']['frame'].startswith('left out')
@@ -129,3 +170,7 @@ def test_what_makes_no_sense_is_refused():
         profile_config('huge')
     with pytest.raises(ConfigurationError, match='frames 0'):
         bench_decode(frames=0)
+    for values, words in (({'frames': 0}, 'frames 0'), ({'per_prompt': 3}, 'per_prompt 3'),
+                          ({'reuse_in': 'draft'}, "reuse_in 'draft'")):
+        with pytest.raises(ConfigurationError, match=words):
+            bench_device_frame('tiny', 'cpu', **values)
