@@ -33,6 +33,7 @@ from rspec_planner.inputs import InputWatch
 from rspec_planner.parameters import NodeParameters
 from rspec_planner.planner.observation import Observation
 from rspec_planner.planner.plan import Plan, Verdict
+from rspec_planner.planner.plausibility import implausible
 from rspec_planner.planner.timing import LatencyWindow, STAGES
 from rspec_planner.planner.trajectory import check_plan
 
@@ -279,7 +280,11 @@ class PlanningCycle:
         self._collecting = None
         if generation != self._generation:
             return _reset_result(t0_ns)
-        if isinstance(chosen, Observation):
+        doubt = implausible(chosen, parameters.cameras.content_check == 'refuse') \
+            if isinstance(chosen, Observation) else None
+        if doubt is not None:
+            result = CycleResult(t0_ns, Outcome.SKIPPED, *doubt)
+        elif isinstance(chosen, Observation):
             result = self._plan(chosen, generation, parameters)
         else:
             result = CycleResult(t0_ns, Outcome.SKIPPED, chosen.reason, chosen.detail)

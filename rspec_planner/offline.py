@@ -49,6 +49,7 @@ from rspec_planner.planner.calibration import CalibrationChecks
 from rspec_planner.planner.images import decode_message
 from rspec_planner.planner.observation import Observation
 from rspec_planner.planner.plan import Plan
+from rspec_planner.planner.plausibility import implausible
 from rspec_planner.planner.timing import LatencyWindow
 from rspec_planner.transport import config_path
 from rspec_planner.world.bag import BagMessage, BagReader
@@ -127,6 +128,7 @@ class BagPlanner:
             odometry_max_gap_ms=sync.odometry_max_gap_ms,
             max_input_age_ms=sync.max_input_age_ms, image_buffer_mib=sync.image_buffer_mib))
         self._info_check = parameters.cameras.info_check
+        self._content_check = parameters.cameras.content_check == 'refuse'
         self._checks = CalibrationChecks(cameras, parameters.cameras.fov_tolerance_deg)
         self._rate_hz = parameters.planning.rate_hz
         self._limit = RateLimit()
@@ -156,6 +158,10 @@ class BagPlanner:
         chosen = self._buffer.select(t0_ns)
         if isinstance(chosen, Skip):
             yield chosen
+            return
+        doubt = implausible(chosen, self._content_check)
+        if doubt is not None:
+            yield Skip(*doubt)
             return
         plan = self._planner.plan(chosen)
         verdict = plan.verdict

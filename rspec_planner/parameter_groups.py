@@ -65,6 +65,7 @@ class CameraParameters:
     transport: tuple[str, ...]  # 'raw', 'compressed' or 'auto', one per id
     info_check: str  # 'ignore', 'warn' or 'refuse'
     fov_tolerance_deg: float
+    content_check: str  # 'ignore' or 'refuse'
 
     def __post_init__(self) -> None:
         problems = []

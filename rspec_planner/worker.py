@@ -42,8 +42,13 @@ class Worker(Generic[T]):
         self._calls: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
         self._stopping = False
         self._busy = False
+        self._name = name
+        self._thread = self._new_thread()
+        self._started = False
+
+    def _new_thread(self) -> threading.Thread:
         # A daemon: a plan that hangs in native code must not keep the process from ending.
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        return threading.Thread(target=self._run, name=self._name, daemon=True)
 
     @property
     def running(self) -> bool:
@@ -62,7 +67,16 @@ class Worker(Generic[T]):
 
     def start(self) -> None:
         """Start the thread."""
+        self._started = True
         self._thread.start()
+
+    def _revive(self) -> bool:
+        """Start another thread when the last one died of what no handler may raise."""
+        if not self._started or self._stopping or self._thread.is_alive():
+            return False
+        self._thread = self._new_thread()
+        self._thread.start()
+        return True
 
     def stop(self, timeout_s: float) -> bool:
         """Drop what waits, end after the current item; False when it did not end in time."""
@@ -78,7 +92,13 @@ class Worker(Generic[T]):
         return not self._thread.is_alive()
 
     def submit(self, item: T) -> bool:
-        """Put an item into the mailbox; True when it replaced one that was still waiting."""
+        """
+        Put an item into the mailbox; True when it replaced one that was still waiting.
+
+        A thread that has died, of a SystemExit for example, is told to `on_error` and replaced.
+        """
+        if self._revive():
+            self._on_error(RuntimeError('the planning thread had ended; another one was started'))
         with self._changed:
             replaced = bool(self._slot)
             self._slot[:] = [item]

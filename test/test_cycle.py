@@ -40,8 +40,11 @@ MS = 1_000_000
 
 
 def observation_at(t0_ns):
-    return Observation(t0_ns, ('a',) * 4, np.zeros((4, 4, 2, 2, 3), np.uint8),
-                       np.zeros((4, 4), np.int64), np.tile(np.eye(4), (16, 1, 1)), np.eye(4),
+    images = np.broadcast_to(np.arange(90, 94, dtype=np.uint8)[:, None, None, None],
+                             (4, 4, 8, 8, 3))
+    poses = np.tile(np.eye(4), (16, 1, 1))
+    poses[:, 0, 3] = 0.5 * np.arange(-15, 1)
+    return Observation(t0_ns, ('a',) * 4, images, np.zeros((4, 4), np.int64), poses, np.eye(4),
                        'map', 5.0)
 
 

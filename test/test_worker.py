@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import threading
 
+from node_rig import wait_until
 import pytest
 
 from rspec_planner.worker import Worker
@@ -109,3 +110,24 @@ def test_stop_cancels_what_waits():
     assert worker.stop(1.0)  # never started: nothing to wait for
     assert waiting.cancelled()
     assert worker.call(lambda: 1).cancelled()
+
+
+@pytest.mark.filterwarnings('ignore::pytest.PytestUnhandledThreadExceptionWarning')
+def test_a_thread_that_died_is_told_and_replaced():
+    """SystemExit of a library ends a thread without a word; the next item must be handled."""
+    seen, errors = [], []
+
+    def handle(item):
+        if item == 'exit':
+            raise SystemExit(3)
+        seen.append(item)
+    worker = Worker(handle, errors.append)
+    worker.start()
+    worker.submit('exit')
+    wait_until(lambda: not worker.running, 'the death')
+    worker.submit('next')
+    wait_until(lambda: seen == ['next'], 'the next item')
+    assert 'another one was started' in str(errors[0]) and len(errors) == 1
+    assert worker.stop(5.0)
+    worker.submit('late')
+    assert not worker.running and seen == ['next']

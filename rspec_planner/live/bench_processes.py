@@ -54,7 +54,7 @@ from rspec_planner.ros_conversions import (
 CAMERAS = CameraConfig(height=216, width=384)
 #: no multiple of the cameras' rates, so that samples come at every time after a frame
 ODOMETRY_HZ = 97.0
-DISTINCT_FRAMES = 4
+DISTINCT_FRAMES = 7  # frames 0.1 s apart must differ at 10 to 60 Hz, or the camera is frozen
 SPEED_MPS = 10.0
 
 
