@@ -26,8 +26,8 @@ from rspec_planner.cli_report import CONTEXT, reports, share
 
 CHECKPOINT = click.option('--profile', 'checkpoint', default='tiny', show_default=True,
                           metavar='NAME|FOLDER', help="'tiny', a checkpoint folder, or "
-                          "'alpamayo-r1' for its shapes without weights; "
-                          "'alpamayo-r1-slice2' has two layers of each stack.")
+                          "'alpamayo-r1' or 'alpamayo-1.5' for shapes without "
+                          "weights; 'alpamayo-r1-slice2' has two layers of each stack.")
 DRAFT = click.option('--draft', default='default', show_default=True,
                      help="An embedded name, a folder, or 'none'.")
 FLAVOUR = click.option('--flavour', default='tensorrt_rtx', show_default=True,
@@ -185,12 +185,13 @@ def _export_if_stale(folder: Path, checkpoint: str, draft: str, precision: str,
     from rspec_planner.engine.export import export_stages, toolchain
     from rspec_planner.engine.stages import read_stages, STAGE_NAMES, STAGES_NAME
     from rspec_planner.planner.staging import read_source, source_digests
+    digests = source_digests(checkpoint, draft)
     if (folder / STAGES_NAME).is_file():
         found = read_stages(folder)
-        needed = set(wanted or STAGE_NAMES) - ({'draft'} if draft == 'none' else set())
+        needed = set(wanted or STAGE_NAMES) - (set() if 'draft' in digests else {'draft'})
         complete = {stage.name for stage in found.stages} >= needed
         same = (found.precision, found.checkpoints, found.toolchain) == (
-            precision, source_digests(checkpoint, draft), toolchain())
+            precision, digests, toolchain())
         if complete and same:
             return
     source = read_source(checkpoint, precision, draft)

@@ -47,11 +47,12 @@ from rspec_planner.evaluate.engine_numerics import (
     real_case,
     TOLERANCES,
 )
+from rspec_planner.planner.checkpoints import open_tokenizer
 from rspec_planner.planner.engine_stages import graph_stages
 from rspec_planner.planner.observation import Observation
 from rspec_planner.planner.pipeline import Planner
 from rspec_planner.planner.staging import Source
-from rspec_planner.planner.tokenizer import load_tokenizer, Tokenizer
+from rspec_planner.planner.tokenizer import TextTokenizer
 from rspec_planner.world.generate import clip_observation
 from rspec_planner.world.splits import split_specs
 
@@ -91,7 +92,7 @@ def check_folder(folder: Path, source: Source, checkpoint: Path | None, amount: 
         check_graph(folder / stage.file, stage, stages.precision)
     if checkpoint is None:
         amount = replace(amount, frames=0, clips=0)
-    tokenizer = None if checkpoint is None else load_tokenizer(checkpoint)
+    tokenizer = None if checkpoint is None else open_tokenizer(checkpoint, source.target.cfg)
     errors = _stage_errors(folder, stages, source, tokenizer, amount, progress)
     loop = check_loop(stages, lambda stage, bound: OnnxExecutor(stage, folder, bound), source,
                       tokenizer, amount.clips, progress) if amount.clips and tokenizer else None
@@ -126,7 +127,7 @@ def world_observations(source: Source, clips: int) -> Iterator[Observation]:
         yield clip_observation(clip)
 
 
-def _stage_errors(folder: Path, stages: StageSet, source: Source, tokenizer: Tokenizer | None,
+def _stage_errors(folder: Path, stages: StageSet, source: Source, tokenizer: TextTokenizer | None,
                   amount: Amount, progress: Progress) -> Errors:
     """Return the errors of all stages over random and real frames."""
     total, done = amount.random + amount.frames, 0
@@ -140,7 +141,7 @@ def _stage_errors(folder: Path, stages: StageSet, source: Source, tokenizer: Tok
                         check_cases(stages, source, tokenizer, amount), advance)
 
 
-def check_cases(stages: StageSet, source: Source, tokenizer: Tokenizer | None,
+def check_cases(stages: StageSet, source: Source, tokenizer: TextTokenizer | None,
                 amount: Amount) -> Iterator[Case]:
     """Yield random frames, then frames of the world."""
     cfg = source.target.cfg
@@ -155,7 +156,7 @@ def check_cases(stages: StageSet, source: Source, tokenizer: Tokenizer | None,
         yield real_case(cfg, stages, tokenizer, observation, guess if index % 2 else (), index)
 
 
-def check_loop(stages: StageSet, make: Maker, source: Source, tokenizer: Tokenizer, clips: int,
+def check_loop(stages: StageSet, make: Maker, source: Source, tokenizer: TextTokenizer, clips: int,
                progress: Progress = lambda label, done, total: None) -> dict[str, Any]:
     """
     Return how often two planners, over the graphs and over PyTorch, differ on clips.

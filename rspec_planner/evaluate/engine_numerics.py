@@ -45,7 +45,7 @@ from rspec_planner.model.draft import Draft
 from rspec_planner.model.target import Target
 from rspec_planner.planner.observation import Observation
 from rspec_planner.planner.prompt import build_prompt
-from rspec_planner.planner.tokenizer import Tokenizer
+from rspec_planner.planner.tokenizer import TextTokenizer
 
 #: precision -> largest error of a stage that still passes, see `Errors`. Measured on the tiny
 #: profile: 1.2e-6, 2.1e-3 and 1.8e-2; the rest is room for other weights and machines.
@@ -293,7 +293,7 @@ def random_case(cfg: ProfileConfig, stages: StageSet, seed: int) -> Case:
                 *_actions(cfg, shapes.samples, generator))
 
 
-def real_case(cfg: ProfileConfig, stages: StageSet, tokenizer: Tokenizer,
+def real_case(cfg: ProfileConfig, stages: StageSet, tokenizer: TextTokenizer,
               observation: Observation, guess: tuple[int, ...], seed: int) -> Case:
     """Return the frame of an observation; guess: tokens that ride behind the prompt."""
     prompt = build_prompt(cfg, tokenizer, observation.ego_poses, observation.navigation_text)

@@ -47,8 +47,9 @@ from rspec_planner.evaluate.engine_check import (
     stage_rows,
 )
 from rspec_planner.evaluate.engine_numerics import compare_sides, Side, torch_side
+from rspec_planner.planner.checkpoints import open_tokenizer
 from rspec_planner.planner.staging import Source
-from rspec_planner.planner.tokenizer import load_tokenizer, Tokenizer
+from rspec_planner.planner.tokenizer import TextTokenizer
 
 REPLAYS = 1000
 #: makes a function that repeats a call on the device without the host's help
@@ -112,7 +113,7 @@ def selftest(library: Library, gpu: Gpu, folder: Path, source: Source, checkpoin
     source: the networks, already on the GPU. checkpoint: folder of the target, with its
     tokenizer. EngineError when an engine is refused: then nothing else is tried.
     """
-    tokenizer = load_tokenizer(checkpoint)
+    tokenizer = open_tokenizer(checkpoint, source.target.cfg)
     engines = load_set(library, gpu, folder, source.checkpoints)
     rows = {row['stage']: row for row in _parity(engines, source, tokenizer, amount, progress)}
     engines.prepare(device.stream)
@@ -128,7 +129,7 @@ def selftest(library: Library, gpu: Gpu, folder: Path, source: Source, checkpoin
             and (loop is None or bool(loop['ok']))}
 
 
-def _parity(engines: EngineSet, source: Source, tokenizer: Tokenizer, amount: Amount,
+def _parity(engines: EngineSet, source: Source, tokenizer: TextTokenizer, amount: Amount,
             progress: Progress) -> list[dict[str, Any]]:
     """Return the error of every stage over random and real frames."""
     stages = engines.stages

@@ -30,19 +30,18 @@ import torch
 from rspec_planner.engine.stage_narrow import round_weights
 from rspec_planner.engine.stages import PRECISIONS, StageShapes
 from rspec_planner.errors import ConfigurationError
-from rspec_planner.model.checkpoint import load_target
-from rspec_planner.model.config import alpamayo_r1, ProfileConfig
+from rspec_planner.model.config import alpamayo_1_5, alpamayo_r1, ProfileConfig
 from rspec_planner.model.dflash import Dflash
 from rspec_planner.model.draft import dflash_config, Draft
 from rspec_planner.model.draft_checkpoint import load_draft, target_digest
 from rspec_planner.model.target import Target
-from rspec_planner.planner.drafts import draft_folder, EMBEDDED, EMBEDDED_NAMES
+from rspec_planner.planner.checkpoints import chosen_draft, open_checkpoint
+from rspec_planner.planner.drafts import EMBEDDED, EMBEDDED_NAMES
 from rspec_planner.planner.prompt import max_prompt_length
 from rspec_planner.planner.reasoner import GUESS_ROOM, tapped_tail
-from rspec_planner.planner.tokenizer import load_tokenizer
 
 #: profiles whose shapes are known without a checkpoint
-SHAPES_ONLY = {'alpamayo-r1': alpamayo_r1}
+SHAPES_ONLY = {'alpamayo-r1': alpamayo_r1, 'alpamayo-1.5': alpamayo_1_5}
 #: text around the images and the history of a prompt whose tokenizer is not at hand
 TEXT_ROOM = 192
 _BUCKET = 64
@@ -90,7 +89,7 @@ def read_source(checkpoint: str, precision: str, draft: str = 'default', samples
 
     The projections are rounded where the precision says so, see `stage_narrow`.
 
-    draft: see `drafts.draft_folder`, or 'none'. weights: draw random ones for a slice of a
+    draft: see `checkpoints.chosen_draft`, or 'none'. weights: draw random ones for a slice of a
     profile; a whole one is refused then. EngineError and ConfigurationError name what is
     missing.
     """
@@ -104,11 +103,12 @@ def read_source(checkpoint: str, precision: str, draft: str = 'default', samples
             _draw_weights(source, sliced=checkpoint not in SHAPES_ONLY)
         return _rounded(source, precision)
     folder = checkpoint_folder(checkpoint)
-    target, routine = load_target(folder, dtype=dtype).requires_grad_(False), None
-    if draft != 'none':
-        routine = load_draft(draft_folder(draft, folder), target, dtype=dtype, checkpoint=folder)
+    target, tokenizer = open_checkpoint(folder, torch.device('cpu'), dtype)
+    chosen = _chosen_draft(draft, folder)
+    routine = None if chosen is None else load_draft(chosen, target, dtype=dtype,
+                                                     checkpoint=folder)
     digests = source_digests(checkpoint, draft)
-    prompt = max_prompt_length(target.cfg, load_tokenizer(folder))
+    prompt = max_prompt_length(target.cfg, tokenizer)
     return _rounded(Source(target, routine, _sized(target, routine, prompt, samples), digests),
                     precision)
 
@@ -122,14 +122,23 @@ def _rounded(source: Source, precision: str) -> Source:
 
 
 def source_digests(checkpoint: str, draft: str = 'default') -> dict[str, str]:
-    """Return 'target', 'draft' -> digest of the weights, '' for shapes only; nothing is loaded."""
+    """
+    Return 'target', 'draft' -> digest of the weights, '' for shapes only; nothing is loaded.
+
+    There is no entry of a draft where none is used.
+    """
     if known_profile(checkpoint) is not None:
         return dict.fromkeys(('target',) if draft == 'none' else ('target', 'draft'), '')
     folder = checkpoint_folder(checkpoint)
-    digests = {'target': target_digest(folder)}
-    if draft != 'none':
-        digests['draft'] = target_digest(draft_folder(draft, folder))
+    digests, chosen = {'target': target_digest(folder)}, _chosen_draft(draft, folder)
+    if chosen is not None:
+        digests['draft'] = target_digest(chosen)
     return digests
+
+
+def _chosen_draft(draft: str, folder: Path) -> Path | None:
+    """Return the folder of a draft, None for 'none' and where 'default' stands for none."""
+    return chosen_draft(None if draft == 'none' else draft, folder)
 
 
 def checkpoint_folder(checkpoint: str) -> Path:

@@ -112,7 +112,7 @@ def test_every_stage_is_compared_captured_and_timed(small, monkeypatch, spoil):
     folder, source, stages = small
     engines = Engines(stages, folder, spoil)
     monkeypatch.setattr(engine_selftest, 'load_set', lambda *given: engines)
-    monkeypatch.setattr(engine_selftest, 'load_tokenizer', lambda folder: None)
+    monkeypatch.setattr(engine_selftest, 'open_tokenizer', lambda *given: None)
     shown = []
     report = selftest('library', GPU, folder, source, folder, Amount(2, 0, 0), device(), 3,
                       lambda label, done, total: shown.append((label, done, total)))

@@ -102,7 +102,8 @@ def small(request, tmp_path_factory):
     source = source_of(camera_target(dtype=torch.bfloat16), 'dflash', block=4, window=2)
     round_weights(source.target, precision)
     round_weights(source.draft, precision)
-    return source, exported(source, folder, precision), folder
+    stages = exported(source, folder, precision, names=('vision', 'draft', 'verify'))
+    return source, stages, folder
 
 
 def test_a_graph_computes_what_pytorch_computes_with_rounded_weights(small):
