@@ -198,6 +198,21 @@ def evaluate_reuse(**options: Any) -> Mapping[str, Any]:
     return _ask('reuse', **options)
 
 
+@evaluate.command('fp8')
+@click.option('--split', default='val', show_default=True, help='val, on-shelf or off-shelf.')
+@click.option('--clips', type=int, default=100, show_default=True)
+@click.option('--checkpoint', default='tiny', show_default=True)
+@click.option('--device', default='cpu', show_default=True)
+@click.option('--workers', type=click.IntRange(0), default=0, show_default=True,
+              help='Processes that render clips.')
+@reports()
+def evaluate_fp8(**options: Any) -> Mapping[str, Any]:
+    """Compare what the target says and drives with what it would in fp8."""
+    from rspec_planner.evaluate.fp8_quality import evaluate_fp8 as evaluate_it
+    with share('fp8') as show:
+        return evaluate_it(**options, progress=show)
+
+
 @evaluate.command('all')
 @subject_options()
 @click.option('--attention-draft', 'readers', multiple=True, metavar='NAME|FOLDER',

@@ -32,13 +32,14 @@ from typing import Any, cast
 import torch
 from torch import nn, Tensor
 
-from rspec_planner.engine.cuda_rows import LayerWeights
+from rspec_planner.engine.cuda_rows import LayerWeights, quantise
 from rspec_planner.engine.kernels import fp8_reference
 from rspec_planner.engine.kernels.fp8_reference import E4M3
 from rspec_planner.engine.kernels.select import Kernel, Kernels
 from rspec_planner.errors import ConfigurationError, EngineError
 from rspec_planner.model.layer import DecoderLayer
 from rspec_planner.model.target import Target
+from rspec_planner.model.vision import VisionBlock
 
 #: rows in front of a narrow product: quantised, or as they are (weights converted in the loop)
 ROWS = ('e4m3', 'plain')
@@ -199,6 +200,45 @@ class Fp8Linear:
 
 
 @dataclass(frozen=True)
+class Matrix:
+    """A linear in e4m3: weight (N, K), factors (N,) fp32 and bias (N,)."""
+
+    weight: Tensor
+    scale: Tensor
+    bias: Tensor
+
+    @staticmethod
+    def take(linear: nn.Linear) -> Matrix:
+        """Return a linear in e4m3 and free its own weight; EngineError where it has none left."""
+        if linear.weight.numel() == 0:
+            raise EngineError('the tower was quantised before and has no matrices left: load the '
+                              'target anew')
+        weight, scale = quantise(linear.weight.detach())
+        free([linear])
+        return Matrix(weight, scale, linear.bias.detach())
+
+
+@dataclass(frozen=True)
+class Block:
+    """One block of the tower."""
+
+    norms: tuple[nn.LayerNorm, nn.LayerNorm]
+    qkv: Matrix
+    proj: Matrix
+    fc1: Matrix
+    fc2: Matrix
+    heads: int
+
+    @staticmethod
+    def take(block: VisionBlock) -> Block:
+        """Return a block in e4m3 and free its own matrices."""
+        attention, mlp = block.attn, block.mlp
+        return Block((block.norm1, block.norm2), Matrix.take(attention.qkv),
+                     Matrix.take(attention.proj), Matrix.take(mlp.linear_fc1),
+                     Matrix.take(mlp.linear_fc2), attention.num_heads)
+
+
+@dataclass(frozen=True)
 class Fp8Weights:
     """The layers of a quantised target, which no longer has them, and how they are run."""
 
@@ -207,6 +247,7 @@ class Fp8Weights:
     parts: Fp8Kernels
     wide: WideProducts
     rows: str = 'e4m3'
+    vision: tuple[Block, ...] = ()  # of the tower, where it is quantised
 
     def kernels(self, plain: Kernels) -> Kernels:
         """Return kernels whose `linear` reads these weights."""
@@ -214,7 +255,7 @@ class Fp8Weights:
 
     def report(self) -> dict[str, Any]:
         """Return how the products run, for a report."""
-        return {**self.wide.report(), 'narrow_rows': self.rows,
+        return {**self.wide.report(), 'narrow_rows': self.rows, 'vision': bool(self.vision),
                 'weight_bytes': sum(map(layer_bytes, (*self.text, *self.expert)))}
 
 
@@ -229,19 +270,24 @@ def fp8_parts(device: torch.device) -> Fp8Kernels:
     return triton_fp8_kernels() if device.type == 'cuda' else REFERENCE8
 
 
-def quantise_target(target: Target, *, rows: str = 'e4m3', parts: Fp8Kernels | None = None,
-                    wide: str = '', fast: bool = True) -> Fp8Weights:
+def quantise_target(target: Target, *, rows: str = 'e4m3', vision: bool = False,
+                    parts: Fp8Kernels | None = None, wide: str = '', fast: bool = True
+                    ) -> Fp8Weights:
     """
     Return the layers of text and expert in e4m3; the target gives its own up.
 
-    rows: one of ROWS. wide: one of WIDE, empty to try them. parts: other kernels than the
-    device's own. Raises EngineError for a target that was quantised before or is not packed.
+    vision: the tower's blocks too; it then runs as `cuda_fp8_vision.Fp8Tower` only. rows: one of
+    ROWS. wide: one of WIDE, empty to try them. parts: other kernels than the device's own. fast:
+    see `WideProducts`. Raises EngineError for a target that was quantised before or is not
+    packed.
     """
     chosen = parts or fp8_parts(target.device)
     products = WideProducts(chosen, target.device, target.dtype, wide, fast)
     text, expert = (tuple(take(cast('DecoderLayer', layer)) for layer in stack)
                     for stack in (target.text.layers, target.expert.layers))
-    return Fp8Weights(text, expert, chosen, products, rows)
+    blocks = tuple(Block.take(cast('VisionBlock', block)) for block in target.vision.blocks) \
+        if vision else ()
+    return Fp8Weights(text, expert, chosen, products, rows, blocks)
 
 
 def take(layer: DecoderLayer) -> LayerWeights:
