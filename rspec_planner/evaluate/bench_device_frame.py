@@ -17,10 +17,10 @@ How long whole frames of the device-resident planner take, image to actions, and
 Streaming: four new images, twelve whose features are kept, a prompt with random words, decoding
 at a forced accepted length, all flow steps. Random weights; see `bench_decode`.
 
-Four frames share a prompt: two of the ways, each planned twice. One decoding of it token by token
-in the same kernels is what all four must say. Before the second frame of a way everything that an
-earlier frame left behind is overwritten with values that would show; text and actions must come
-out bit for bit.
+A few frames share a prompt: the ways in turn, each planned twice. One decoding of it token by
+token in the same kernels is what all of them must say. Before the second frame of a way everything
+that an earlier frame left behind is overwritten with values that would show; text and actions must
+come out bit for bit.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ from rspec_planner.evaluate.bench_workload import bench_prompt, BenchPrompt, Sch
 
 #: frames' worth of random images that take turns
 IMAGE_SETS = 8
-#: frames of one prompt: two ways, each twice
-GROUP = 4
+#: frames of one prompt, two of each way; decoding it token by token costs as much as two frames
+GROUP = 8
 REUSED = 'whole text reused'
 #: where the text of the last frame is verified
 REUSE_IN = ('verify', 'prefill')
@@ -127,46 +127,49 @@ class Counts:
     grown: int = 0  # allocations of device memory behind the first frames
     repeated: int = 0  # frames that were planned again
     differing: int = 0  # of these, how many did not come out bit for bit
-    compared: int = 0  # pairs of ways over the same prompt
-    apart: int = 0  # of these, how many gave other actions
+    compared: int = 0  # ways that planned a prompt behind another way
+    apart: int = 0  # of these, how many gave other actions, texts being equally long
 
 
 def bench_device_frame(profile: str, device: str, frames: int = 50, *, loop: str = '',
                        lengths: Sequence[float] = (4.6, 7.4), trace: Path | None = None,
                        samples: int = 1, block: int = 16, eager: int = 3, pdl: bool = False,
-                       fp8: bool = False, reuse_in: str = 'verify') -> dict[str, Any]:
+                       fp8: bool = False, reuse_in: str = 'verify',
+                       per_prompt: int = GROUP) -> dict[str, Any]:
     """
     Time whole frames; the top-level `p50` and `p99` are those of the first accepted length.
 
-    frames: of all ways together, GROUP to a prompt. samples: candidate trajectories of one
-    prefill. reuse_in: where a reused text is verified, one of REUSE_IN. Other arguments as for
-    `bench_decode`.
+    frames: of all ways together, per_prompt to a prompt, an even number. samples: candidate
+    trajectories of one prefill. reuse_in: where a reused text is verified, one of REUSE_IN.
+    Other arguments as for `bench_decode`.
     """
     if frames < 1:
         raise ConfigurationError(f'frames {frames}: must be at least 1')
+    if per_prompt < 2 or per_prompt % 2:
+        raise ConfigurationError(f'per_prompt {per_prompt}: must be even, every frame runs twice')
     if reuse_in not in REUSE_IN:
         raise ConfigurationError(f"reuse_in '{reuse_in}': use one of {', '.join(REUSE_IN)}")
     loop = loop or ('while' if device != 'cpu' else 'sync')
     bed = Bed.make(profile, device, block, samples, reuse_in=reuse_in)
     before = _eager(bed, eager) if fp8 else None  # it needs the matrices
     bed = bed.quantised(vision=True) if fp8 else bed
-    planned = schedules(-(-frames // GROUP), block, lengths, trace)
+    planned = schedules(-(-frames // per_prompt), block, lengths, trace)
     ways = {name: FrameWay(schedule) for name, schedule in planned.items()}
     ways[REUSED] = FrameWay(next(iter(planned.values())), reuse=True)
-    counts = _Course(bed, ways, loop, pdl).measure(frames)
+    counts = _Course(bed, ways, loop, pdl).measure(frames, per_prompt)
     original = before or _eager(bed, eager)
     reports = {name: way.report() for name, way in ways.items()}
     main = reports[next(iter(ways))]
     return {'profile': profile, 'device': device, 'hardware': hardware(torch.device(device)),
             'torch': torch.__version__, 'precision': precision(bed),
             'weights': 'random', 'accepted_lengths': 'forced', 'frames': frames,
-            'prompts': -(-frames // GROUP), 'loop': loop, 'samples': samples, 'pdl': pdl,
+            'prompts': -(-frames // per_prompt), 'loop': loop, 'samples': samples, 'pdl': pdl,
             'reuse_in': reuse_in, 'p50': main['p50'], 'p99': main['p99'], 'ways': reports,
             'token_mismatches': sum(way.mismatches for way in ways.values()),
             'host_syncs_per_frame': max(way.syncs for way in ways.values()),
             'allocations_after_warmup': counts.grown,
             'repeated_frames': counts.repeated, 'nondeterministic_frames': counts.differing,
-            'pairs_of_ways': counts.compared, 'pairs_with_other_actions': counts.apart,
+            'ways_compared': counts.compared, 'ways_with_other_actions': counts.apart,
             'poison': str(poison_value(device)), 'eager': original,
             **({} if bed.fp8 is None else {'fp8': bed.fp8.report()}),
             **({} if original is None else {'frame_speedup_vs_original': {
@@ -217,20 +220,20 @@ class _Course:
         self._poison = poison_value(target.device.type)
         self.counts = Counts()
 
-    def measure(self, frames: int) -> Counts:
+    def measure(self, frames: int, per_prompt: int) -> Counts:
         """Plan so many frames in all."""
-        for index in range(-(-frames // GROUP)):
+        for index in range(-(-frames // per_prompt)):
             prompt = bench_prompt(self.bed.target.cfg, index)
             self._features.restore()
             self._encoder.images.copy_(self._images[index % IMAGE_SETS])
             text = self._reference(prompt, index)
-            pair = [self.ways[(2 * index + turn) % len(self.ways)] for turn in range(2)]
-            left = min(frames - index * GROUP, GROUP)
-            made = [self._plan(way, prompt, text, index, count) for way, count in zip(
-                pair, (min(left, 2), left - 2)) if count > 0]
-            if len(made) == 2 and len({way.schedule.tokens[index] for way in pair}) == 1:
-                self.counts.compared += 1
-                self.counts.apart += made[0] != made[1]
+            left, made = min(frames - index * per_prompt, per_prompt), dict[int, set[bytes]]()
+            for turn in range(0, left, 2):
+                way = self.ways[(index * per_prompt // 2 + turn // 2) % len(self.ways)]
+                found = self._plan(way, prompt, text, index, min(left - turn, 2))
+                made.setdefault(way.schedule.tokens[index], set()).add(found)
+                self.counts.compared += turn > 0
+            self.counts.apart += sum(len(found) - 1 for found in made.values())
         return self.counts
 
     def _reference(self, prompt: BenchPrompt, index: int) -> tuple[int, ...]:
