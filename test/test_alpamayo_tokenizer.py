@@ -20,7 +20,7 @@ import unicodedata
 from hypothesis import given, settings
 from hypothesis import strategies as st
 import pytest
-from qwen_folder import write_tokenizer_folder
+from qwen_folder import ADDED, write_tokenizer_folder
 from transformers import PreTrainedTokenizerFast
 
 from rspec_planner.errors import EngineError
@@ -44,7 +44,10 @@ PUBLISHED = {
     155695: 'answer_start', 155696: 'answer_end', 151643: 'endoftext', 151644: 'im_start',
     151645: 'im_end', 151652: 'vision_start', 151653: 'vision_end', 151655: 'image_pad',
     151656: 'video_pad'}
-TEXT = st.text(st.characters(codec='utf-8', exclude_characters='\0'), max_size=40)
+#: names of added tokens, which hypothesis finds among the strings of the package, have their own
+#: test: the reference turns them into tokens
+TEXT = st.text(st.characters(codec='utf-8', exclude_characters='\0'), max_size=40).filter(
+    lambda text: not any(token in text for token in ADDED))
 
 
 @pytest.fixture(scope='module')
