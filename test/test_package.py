@@ -31,6 +31,7 @@ PACKAGE = ROOT / 'rspec_planner'
 
 #: import name -> distribution, where they differ
 DISTRIBUTIONS = {'cuda': 'cuda-bindings', 'cv2': 'opencv-python-headless', 'yaml': 'PyYAML',
+                 'PIL': 'pillow',
                  'mcap_ros2': 'mcap-ros2-support'}
 #: from a ROS installation or its wheels; launch files run under ROS only
 ROS_MODULES = re.compile(r'rclpy|rcl_interfaces|builtin_interfaces|\w+_msgs|launch|launch_ros'
@@ -92,7 +93,8 @@ def test_requirements_are_pinned_and_complete():
         return sorted(n for n in top_level_imports(folder) - sys.stdlib_module_names - ours
                       if not ROS_MODULES.fullmatch(n) and n not in OPTIONAL
                       and DISTRIBUTIONS.get(n, n).lower() not in have)
-    run_time = ['requirements.txt', 'requirements-engine.txt', 'requirements-cuda.txt']
+    run_time = ['requirements.txt', 'requirements-engine.txt', 'requirements-cuda.txt',
+                'requirements-data.txt']
     assert missing('rspec_planner', run_time) == []
     assert missing('test', [*run_time, 'requirements-dev.txt']) == []
 

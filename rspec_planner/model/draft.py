@@ -24,6 +24,7 @@ driving planners, arXiv 2606.31160).
 from __future__ import annotations
 
 from collections.abc import Sequence
+import copy
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Self
 
@@ -253,6 +254,16 @@ class Draft(nn.Module):
         out = super().load_state_dict(*args, **kwargs)
         self._slice_head()
         return out
+
+    def twin(self) -> Self:
+        """Return a copy with weights of its own and the same tables of the target."""
+        lent, self._lent = self._lent, None
+        try:
+            made = copy.deepcopy(self)
+        finally:
+            self._lent = lent
+        made._lent = lent
+        return made
 
     def num_parameters(self) -> int:
         """Return the number of the draft's own weights."""

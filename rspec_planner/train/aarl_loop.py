@@ -44,8 +44,14 @@ from rspec_planner.train.aarl import AarlObjective
 from rspec_planner.train.aarl_reward import TextPlanner
 from rspec_planner.train.aarl_sampling import clip_order, correct, draw_randoms
 from rspec_planner.train.aarl_settings import AarlSettings, load_aarl_settings
-from rspec_planner.train.draft import make_cache, open_target, TEST_SPLITS
-from rspec_planner.train.draft_acceptance import acceptance, AcceptedLengths, simulate
+from rspec_planner.train.cache_parts import load_cache
+from rspec_planner.train.draft import make_cache, TEST_SPLITS
+from rspec_planner.train.draft_acceptance import (
+    acceptance,
+    AcceptedLengths,
+    clips_at_once,
+    simulate,
+)
 from rspec_planner.train.draft_batch import DraftRows
 from rspec_planner.train.draft_data import exact_products, TargetCache
 from rspec_planner.train.draft_settings import DraftSettings
@@ -57,6 +63,7 @@ from rspec_planner.train.optimizer import (
     share_parameters,
     WeightAverage,
 )
+from rspec_planner.train.random_target import memory_table, open_any_target
 from rspec_planner.train.saving import load_state, save_state
 
 CHECKPOINT_FOLDER = 'checkpoint'
@@ -91,7 +98,7 @@ class AarlTrainer:
         if not len(self.rows):
             raise ConfigurationError('no finished training text in the cache; train the target '
                                      'longer or raise max_tokens')
-        self.reference = copy.deepcopy(draft).eval().requires_grad_(False)
+        self.reference = draft.twin().eval().requires_grad_(False)
         self.view = DraftRows(cache, draft.cfg, self.rows, context=context)
         planner = TextPlanner(self._rewarding(target), settings.flow_steps or None)
         self.objective = AarlObjective(draft, self.reference, planner, self.view, settings)
@@ -108,7 +115,8 @@ class AarlTrainer:
 
     def _rewarding(self, target: Target) -> Target:
         """Return the target that plans from altered texts, in the precision of rewards."""
-        if self.settings.reward_precision == 'bf16' and self.cache.device.type == 'cuda':
+        if self.settings.reward_precision == 'bf16' and self.cache.device.type == 'cuda' \
+                and target.dtype != torch.bfloat16:
             return copy.deepcopy(target).to(torch.bfloat16).eval().pack()
         return target
 
@@ -177,7 +185,7 @@ class AarlTrainer:
         """
         view = DraftRows(self.cache, self.draft.cfg, rows, context=self.context)
         sums = torch.zeros(4, device=self.cache.device)
-        for part in torch.split(rows, 128):
+        for part in torch.split(rows, clips_at_once(view)):
             batch = view.batch(part)
             labels, free = self.objective.positions(batch)
             before, now = (correct(self.objective.log_policy(draft, batch), labels) & free
@@ -294,9 +302,10 @@ def context_of(folder: str | Path) -> str:
 
 
 def train_aarl(config: str | Path | None, out: str | Path, *, init_from: str | Path,
-               target: str | Path = 'tiny', cache: str | Path | None = None,
-               save_cache: str | Path | None = None, resume: bool = False,
-               smoke: bool = False, revision: str = '', **overrides: Any) -> dict[str, Any]:
+               target: str | Path = 'tiny', profile: str = '',
+               cache: str | Path | None = None, save_cache: str | Path | None = None,
+               resume: bool = False, smoke: bool = False, revision: str = '',
+               **overrides: Any) -> dict[str, Any]:
     """
     Post-train the draft in `init_from` and leave OUT/checkpoint, result.json and curve.jsonl.
 
@@ -313,23 +322,31 @@ def train_aarl(config: str | Path | None, out: str | Path, *, init_from: str | P
         if cache is None and ranks.world > 1:
             raise ConfigurationError('several processes share a cache: make one with '
                                      '--save-cache in a single process, then give --cache')
-        network, tokenizer, digest = open_target(target, ranks.device)
+        opened = open_any_target('' if profile else target, profile, ranks.device, whole=True)
+        network, digest = opened.target, opened.digest
         check_target(init_from, digest)
         draft = load_draft(init_from, network, ranks.device).requires_grad_(True)
         if cache is None:
             data = DraftSettings(train_clips=settings.clips, window=draft.cfg.window,
                                  **(SMOKE_DATA if smoke else {}))
-            held = make_cache(data, network, tokenizer, digest, prefix=True)
+            if opened.tokenizer is None:
+                raise ConfigurationError(f'--profile {profile} has nothing to render: give '
+                                         '--cache, see `rspec train cache-target --prefix`')
+            held = make_cache(data, network, opened.tokenizer, digest, prefix=True)
         else:
-            held = TargetCache.load(cache, ranks.device)
+            held = load_cache(cache, ranks.device)
             held.check_target(digest)
         if save_cache is not None and ranks.leads:
             held.save(save_cache)
         manifest = {'kind': 'draft', 'target': digest, 'revision': revision,
                     'init_from': draft.cfg.name, 'context': context_of(init_from)}
         trainer = AarlTrainer(draft, network, held, settings, Path(out),
-                              context=manifest['context'])
+                              context=manifest['context'], keep_state=settings.keep_state)
         trainer.run(resume)
-        return trainer.finish(manifest) if ranks.leads else {}
+        memory = memory_table(draft, network, held, trainer.optimizers[0], trainer.best)
+        if not ranks.leads:
+            return {}
+        return {**trainer.finish(manifest), 'memory_gib': memory,
+                'synthetic': opened.synthetic}
     finally:
         leave_ranks()

@@ -40,6 +40,7 @@ class AarlSettings:
     minutes: float = 0.0  # wall clock from the first step, checked at checkpoints; 0: no limit
     checkpoint_every: int = 50  # steps between validations
     clips: int = 0  # of the train split in the cache; 0: all
+    keep_state: bool = True  # write OUT/state.pt, from which --resume goes on
     drift_clips: int = 512  # training clips whose right positions are counted at checkpoints
     # policy
     batch_clips: int = 64

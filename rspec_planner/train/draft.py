@@ -20,6 +20,7 @@ Render workers import this module again when they start, so nothing heavy is imp
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 import json
 import os
 from pathlib import Path
@@ -27,14 +28,14 @@ import sys
 import time
 from typing import Any, TYPE_CHECKING
 
-from rspec_planner.errors import RspecError
+from rspec_planner.errors import ConfigurationError, RspecError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from rspec_planner.model.draft import Draft
     from rspec_planner.model.target import Target
-    from rspec_planner.planner.tokenizer import Tokenizer
+    from rspec_planner.planner.tokenizer import TextTokenizer
     from rspec_planner.train.draft_data import TargetCache
     from rspec_planner.train.draft_loop import DraftTrainer
     from rspec_planner.train.draft_settings import DraftSettings
@@ -90,15 +91,16 @@ def split_reports(trainer: DraftTrainer, per_clip: bool = False) -> dict[str, di
 
 
 def train_draft(kind: str, config_path: str | Path | None, out_dir: str | Path, *,
-                target: str | Path = 'tiny', cache: str | Path | None = None,
+                target: str | Path = 'tiny', profile: str = '', cache: str | Path | None = None,
                 save_cache: str | Path | None = None, resume: bool = False,
                 smoke: bool = False, revision: str = '', **overrides: Any) -> dict[str, Any]:
     """
     Train one draft of a target and leave OUT/checkpoint.
 
-    kind: 'dflash' or 'eagle3'. target: folder or embedded name. cache: folder of a saved
-    `TargetCache` to read instead of rendering; save_cache: folder to write it to. resume:
-    continue OUT/state.pt. Returns name, L per split, steps, seconds and the checkpoint.
+    kind: 'dflash' or 'eagle3'. target: folder or embedded name; profile: random weights of its
+    shapes instead, for memory and speed. cache: folder of a saved `TargetCache` to read instead
+    of rendering; save_cache: folder to write it to. resume: continue OUT/state.pt. Returns name,
+    L per split, steps, seconds, memory and the checkpoint.
     """
     if smoke:
         overrides = {**SMOKE, **{k: v for k, v in overrides.items() if v is not None}}
@@ -110,31 +112,40 @@ def train_draft(kind: str, config_path: str | Path | None, out_dir: str | Path, 
     started = time.monotonic()
     ranks = join_ranks()
     try:
-        return _train(settings, Path(out_dir), target, cache, save_cache, resume, revision,
-                      ranks, started)
+        return _train(settings, Path(out_dir), '' if profile else target, profile, cache,
+                      save_cache, resume, revision, ranks, started)
     finally:
         leave_ranks()
 
 
-def _train(settings: DraftSettings, out: Path, target_folder: str | Path,
+def _train(settings: DraftSettings, out: Path, target_folder: str | Path, profile: str,
            cache_folder: str | Path | None, save_to: str | Path | None, resume: bool,
            revision: str, ranks: Any, started: float) -> dict[str, Any]:
     from rspec_planner.model.draft_checkpoint import save_draft
-    from rspec_planner.train.draft_data import TargetCache
+    from rspec_planner.train.cache_parts import load_cache
     from rspec_planner.train.draft_loop import on_stream
-    target, tokenizer, digest = open_target(target_folder, ranks.device)
+    from rspec_planner.train.random_target import open_any_target
+    if profile and cache_folder is None:
+        raise ConfigurationError(f'--profile {profile} has nothing to render: give --cache, see '
+                                 '`rspec train cache-target`')
+    if profile:
+        settings = replace(settings, warm_start=False)  # there is no layer to copy
+    opened = open_any_target(target_folder, profile, ranks.device, seed=settings.seed,
+                             whole=False)
+    target, digest = opened.target, opened.digest
     if cache_folder is not None:
-        cache = TargetCache.load(cache_folder, ranks.device)
+        cache = load_cache(cache_folder, ranks.device)
         cache.check_target(digest)
     else:
-        cache = make_cache(settings, target, tokenizer, digest, ranks.rank, ranks.world)
+        assert opened.tokenizer is not None
+        cache = make_cache(settings, target, opened.tokenizer, digest, ranks.rank, ranks.world)
     if save_to is not None and ranks.leads:
         cache.save(save_to)
     cached_s = time.monotonic() - started
     with on_stream(ranks.device):
         result, manifest, draft = _fit(settings, out, target, cache, cache_folder is None, resume,
                                        ranks)
-    result.update({'cache_s': round(cached_s, 1),
+    result.update({'cache_s': round(cached_s, 1), 'synthetic': opened.synthetic,
                    'seconds': round(time.monotonic() - started, 1)})
     if ranks.leads:
         save_draft(draft, out / CHECKPOINT_FOLDER,
@@ -149,6 +160,7 @@ def _fit(settings: DraftSettings, out: Path, target: Target, cache: TargetCache,
     import torch
 
     from rspec_planner.train.draft_loop import DraftTrainer
+    from rspec_planner.train.random_target import memory_table
     torch.manual_seed(settings.seed)
     rows = cache.rows('train', 'extra')
     draft, coverage = new_draft(settings, target, cache, rows)
@@ -160,17 +172,20 @@ def _fit(settings: DraftSettings, out: Path, target: Target, cache: TargetCache,
     except KeyboardInterrupt:
         trainer.save_state()
         raise
-    trainer.save_state()
+    if settings.keep_state:
+        trainer.save_state()
+    memory = memory_table(draft, target, cache, trainer.step_of.optimizer, trainer.average)
     reports = split_reports(trainer) if ranks.leads else {}
     result = {'name': draft.cfg.name, 'parameters': draft.num_parameters(),
               'steps': trainer.step, 'clips': len(rows), 'processes': ranks.world,
               'train_s': round(trainer.elapsed_s, 1), 'coverage': round(coverage, 5),
+              'memory_gib': memory,
               'L': {split: report['L'] for split, report in reports.items()},
               'checkpoint': str(out / CHECKPOINT_FOLDER)}
     return result, {'splits': reports, 'curve': trainer.curve}, draft
 
 
-def open_target(folder: str | Path, device: Any) -> tuple[Target, Tokenizer, str]:
+def open_target(folder: str | Path, device: Any) -> tuple[Target, TextTokenizer, str]:
     """Return a frozen fp32 target, its tokenizer and the digest of its weights."""
     from rspec_planner.model.checkpoint import load_target
     from rspec_planner.model.draft_checkpoint import target_digest
@@ -181,7 +196,7 @@ def open_target(folder: str | Path, device: Any) -> tuple[Target, Tokenizer, str
     return target, load_tokenizer(path), target_digest(path)
 
 
-def make_cache(settings: DraftSettings, target: Target, tokenizer: Tokenizer, digest: str,
+def make_cache(settings: DraftSettings, target: Target, tokenizer: TextTokenizer, digest: str,
                rank: int = 0, world: int = 1, **options: Any) -> TargetCache:
     """Render the clips of the settings and run the target over them, with a line of progress."""
     from rspec_planner.train.draft_data import CacheOptions
@@ -215,6 +230,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument('--config', type=Path, help='YAML of training settings')
     parser.add_argument('--out', type=Path, required=True, help='receives checkpoint/ and logs')
     parser.add_argument('--target', default='tiny', help='checkpoint folder or embedded name')
+    parser.add_argument('--profile', default='', help='random weights of these shapes instead')
     parser.add_argument('--cache', type=Path, help='read this saved cache instead of rendering')
     parser.add_argument('--save-cache', type=Path, help='write the cache to this folder')
     parser.add_argument('--resume', action='store_true', help='continue OUT/state.pt')

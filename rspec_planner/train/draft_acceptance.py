@@ -34,6 +34,9 @@ from rspec_planner.train.draft_batch import DraftRows
 from rspec_planner.train.draft_data import exact_products, TargetCache
 from rspec_planner.train.draft_objective import block_hidden, CompactHead
 
+#: logits that a pass without gradients makes at once, 2 GiB of fp32
+LOGITS = 2 ** 29
+
 
 @torch.no_grad()
 def proposals_of(draft: Draft, rows: DraftRows, index: Tensor,
@@ -59,13 +62,20 @@ def matches(proposals: Tensor, labels: Tensor) -> Tensor:
     return agreed.long().cumprod(-1).sum(-1)
 
 
+def clips_at_once(rows: DraftRows) -> int:
+    """Return how many clips' logits of every anchor and offset fit in `LOGITS`."""
+    each = rows.anchors * (rows.cfg.block - 1) * rows.cfg.head_rows
+    return max(1, min(128, LOGITS // each))
+
+
 @torch.no_grad()
 def acceptance(draft: Draft, cache: TargetCache, rows: Tensor | None = None, *,
-               batch: int = 128, context: str = 'all') -> Tensor:
+               batch: int = 0, context: str = 'all') -> Tensor:
     """
     Return m (n, R): how many proposals the target would accept at each generated token.
 
-    rows: (n,) clips of the cache, all by default. Tokens that are no anchor have m = 0.
+    rows: (n,) clips of the cache, all by default. batch: clips at once, 0 chooses. Tokens that
+    are no anchor have m = 0.
     """
     index = torch.arange(len(cache), device=cache.device) if rows is None else rows
     view = DraftRows(cache, draft.cfg, index, context=context)
@@ -74,7 +84,7 @@ def acceptance(draft: Draft, cache: TargetCache, rows: Tensor | None = None, *,
     draft.eval()
     with exact_products():
         parts = [matches(*proposals_of(draft, view, part, head)[1:])
-                 for part in torch.split(index, batch)]
+                 for part in torch.split(index, batch or clips_at_once(view))]
     draft.train(trained)
     found = torch.cat(parts)
     result = torch.zeros((len(index), cache.ids.shape[1]), dtype=torch.int64,

@@ -73,7 +73,7 @@ class DraftRows:
         if cfg.window > cache.tail:
             raise ConfigurationError(f'window {cfg.window}: the cache keeps {cache.tail} prompt '
                                      'rows; build it with a longer tail')
-        if not cfg.window and (cache.full_taps is None or cfg.taps[-1] >= len(cache.full_taps)):
+        if not cfg.window and (cache.full_taps is None or cfg.taps[-1] == cache.last_layer):
             raise ConfigurationError(
                 f'draft {cfg.label} reads the whole prompt at layers {cfg.taps}: build the cache '
                 'with full=True and tap layers below the last, which runs for few rows only')
@@ -111,7 +111,8 @@ class DraftRows:
             visible = visible & ~functional.pad(image, (0, count - 1))
         teacher = None
         if self.teacher:
-            last = cache.tail_taps[-1].index_select(0, index)
+            row = cache.tap_row(cache.last_layer)
+            last = cache.tail_taps[row].index_select(0, index)
             teacher = last[:, cache.tail - 1:cache.tail + count]
         return DraftBatch(anchors=ids[:, :count].clamp(min=0), labels=labels,
                           taps=self._taps(index),
@@ -120,7 +121,7 @@ class DraftRows:
                           teacher=teacher)
 
     def _taps(self, index: Tensor) -> tuple[Tensor, ...]:
-        cache, layers = self.cache, self.cfg.taps
+        cache, layers = self.cache, [self.cache.tap_row(layer) for layer in self.cfg.taps]
         start = cache.tail - self.cfg.window if self.cfg.window else cache.tail
         end = cache.tail + self.anchors - 1
         tail = torch.stack([cache.tail_taps[i, :, start:end].index_select(0, index)

@@ -66,6 +66,8 @@ class CacheOptions:
     batch: int = 48
     seed: int = 0  # of the common noise
     route_room: int = 16  # prompt columns for a route block
+    layers: tuple[int, ...] = ()  # target layers whose states are kept, () for all
+    end_at: int = 0  # end every text after that many tokens: random weights never stop; 0: never
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,7 @@ class TargetCache:
     """
     N clips of one target on one device.
 
-    R generated tokens at most, P prompt columns, T tail columns, H hidden, L target layers. The
+    R generated tokens at most, P prompt columns, T tail columns, H hidden, L kept layers. The
     prompt is right-aligned: column P - 1 is its last row, and column P + i (or T + i of the
     tail) is generated token i. Absolute row = prompt length - P + column.
     """
@@ -94,9 +96,10 @@ class TargetCache:
     rope_delta: Tensor  # (layouts,) int64
     history: Tensor  # (layouts, 2) int64 first and last + 1 column of the ego history
     full_taps: Tensor | None = None  # (L - 1, N, P, H) bf16
-    prefix: Tensor | None = None  # (N, L, 2, kv_heads, P, d), LEFT-aligned: row = prompt row
+    prefix: Tensor | None = None  # (N, layers, 2, kv_heads, P, d), LEFT-aligned: row = prompt row
     actions: Tensor | None = None  # (N, W, 2) fp32 normalised, one sample from `noise`
     noise: Tensor | None = None  # (W, 2) fp32, the same for every clip
+    layers: tuple[int, ...] = ()  # target layer of each row of the taps, () where all are kept
 
     def __len__(self) -> int:
         """Return the number of clips."""
@@ -111,6 +114,20 @@ class TargetCache:
     def tail(self) -> int:
         """Return T, the prompt columns of `tail_taps`."""
         return self.tail_taps.shape[2] - self.ids.shape[1]
+
+    @property
+    def last_layer(self) -> int:
+        """Return the number of the target's last layer."""
+        return self.profile.text.num_layers - 1
+
+    def tap_row(self, layer: int) -> int:
+        """Return the row of a target layer in the taps; ConfigurationError when it is not kept."""
+        if not self.layers:
+            return layer
+        if layer not in self.layers:
+            raise ConfigurationError(f'the cache keeps layers {self.layers} and not {layer}: '
+                                     'build it with --layers, or choose other taps')
+        return self.layers.index(layer)
 
     @property
     def finished(self) -> Tensor:
@@ -156,7 +173,7 @@ class TargetCache:
             save_file({name: value.contiguous()}, path / f'{name}.safetensors')
         meta = {'profile': self.profile.to_dict(), 'digest': self.digest,
                 'names': self.names, 'splits': self.splits, 'families': self.families,
-                'tensors': sorted(self.tensors())}
+                'layers': self.layers, 'tensors': sorted(self.tensors())}
         (path / META_FILE).write_text(json.dumps(meta), encoding='utf-8')
 
     @staticmethod
@@ -169,6 +186,7 @@ class TargetCache:
                 name: tuple(meta[name]) for name in ('names', 'splits', 'families')}
             for name in meta['tensors']:
                 named[name] = load_file(path / f'{name}.safetensors', device=str(device))[name]
+            named['layers'] = tuple(meta.get('layers', ()))  # older caches keep all
             profile = ProfileConfig.from_dict(meta['profile'])
             digest = str(meta['digest'])
         except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:

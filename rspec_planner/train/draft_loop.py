@@ -38,7 +38,12 @@ import torch.distributed as dist
 from rspec_planner.errors import ConfigurationError, EngineError
 from rspec_planner.model.draft import Draft
 from rspec_planner.model.target import Target
-from rspec_planner.train.draft_acceptance import acceptance, AcceptedLengths, simulate
+from rspec_planner.train.draft_acceptance import (
+    acceptance,
+    AcceptedLengths,
+    clips_at_once,
+    simulate,
+)
 from rspec_planner.train.draft_batch import DraftRows
 from rspec_planner.train.draft_data import share_of, TargetCache
 from rspec_planner.train.draft_objective import DraftObjective
@@ -279,7 +284,7 @@ class DraftTrainer:
             self.elapsed_s = before + time.monotonic() - since
             if self.step % every == 0:
                 self.validate()
-                if self.out is not None and time.monotonic() - saved > s.checkpoint_s:
+                if s.keep_state and time.monotonic() - saved > s.checkpoint_s:
                     saved = time.monotonic()
                     self.save_state()
             yield self.step
@@ -332,7 +337,7 @@ class DraftTrainer:
         self.draft.eval()
         objective.eval()
         total = sum(float(objective(view.batch(part))[0]) * len(part)
-                    for part in torch.split(self.val_rows, 128))
+                    for part in torch.split(self.val_rows, clips_at_once(view)))
         objective.train()
         return total / max(len(self.val_rows), 1)
 

@@ -64,6 +64,7 @@ class DraftSettings:
     graph: bool = True  # capture the step as a CUDA graph
     evaluate_epochs: float = 2.0
     checkpoint_s: float = 120.0
+    keep_state: bool = True  # write OUT/state.pt, 20 bytes a weight, from which --resume goes on
     # loss, see draft_objective.LossOptions
     gamma: float = 0.0
     decay: float = 0.8

@@ -30,15 +30,17 @@ import torch
 from torch import Tensor
 
 from rspec_planner.errors import InputError, RspecError
-from rspec_planner.evaluate.batched import BatchedPlanner
+from rspec_planner.model.config import ProfileConfig
 from rspec_planner.model.flow import euler_sample
+from rspec_planner.model.image import patchify
 from rspec_planner.model.rope import mrope_cos_sin
 from rspec_planner.model.target import Target
 from rspec_planner.model.text import KVCache, place_visual
 from rspec_planner.planner.prompt import build_prompt, Prompt
-from rspec_planner.planner.tokenizer import Tokenizer
+from rspec_planner.planner.tokenizer import TextTokenizer
 from rspec_planner.train.draft_data import (
     CacheOptions,
+    CLIP_DIMENSION,
     clip_names,
     exact_products,
     TargetCache,
@@ -58,14 +60,12 @@ MAX_SUBSTITUTES = 50
 class CacheWriter:
     """Buffers for N clips and the target that fills them, one batch of equal prompts a time."""
 
-    def __init__(self, target: Target, tokenizer: Tokenizer, clips: int,
-                 options: CacheOptions):
+    def __init__(self, target: Target, columns: int, clips: int, options: CacheOptions):
+        """Allocate for `clips` prompts of up to `columns` tokens, see `prompt_columns`."""
         self.target, self.options, self.cfg = target, options, target.cfg
-        self.planner = BatchedPlanner(target, tokenizer)
-        still = build_prompt(self.cfg, tokenizer, history_poses(
-            np.zeros((self.cfg.history.num_poses, 4))))
-        self.columns = -(-(still.length + options.route_room) // 16) * 16
-        self.layers = tuple(range(self.cfg.text.num_layers))
+        self.columns = columns
+        self.layers = options.layers or tuple(range(self.cfg.text.num_layers))
+        self.below = tuple(layer for layer in self.layers if layer < self.cfg.text.num_layers - 1)
         self.prompts: dict[int, Prompt] = {}  # one of each length
         shape = (self.cfg.action_space.n_waypoints, 2)
         generator = torch.Generator().manual_seed(options.seed)
@@ -86,10 +86,11 @@ class CacheWriter:
                                      device=device)}
         if options.full:
             whole['full_taps'] = torch.zeros(
-                (depth - 1, clips, self.columns, text.hidden_size), dtype=taps, device=device)
+                (len(self.below), clips, self.columns, text.hidden_size), dtype=taps,
+                device=device)
         if options.prefix:
             whole['prefix'] = torch.zeros(
-                (clips, depth, 2, text.num_kv_heads, self.columns, text.head_dim),
+                (clips, text.num_layers, 2, text.num_kv_heads, self.columns, text.head_dim),
                 dtype=options.prefix_dtype, device=device)
         if options.actions:
             whole['actions'] = torch.zeros((clips, *self.noise.shape), device=device)
@@ -122,7 +123,7 @@ class CacheWriter:
                  images: Tensor) -> tuple[KVCache, Tensor]:
         """Store taps and K/V of the prompt; return the cache and the last hidden row (B, H)."""
         text, options = self.target.text, self.options
-        features, deepstack = self.planner.encode(images)
+        features, deepstack = encode_images(self.target, images)
         cos, sin = self._rotary(torch.from_numpy(prompt.positions.copy()).to(at.device))
         visual = ids == self.cfg.tokens.image_pad
         cache = KVCache(self.cfg.text, len(ids), prompt.length + options.max_tokens + 1,
@@ -130,11 +131,11 @@ class CacheWriter:
         hidden, taps = text(place_visual(text.embed(ids), visual, features), cos, sin,
                             cache=cache, visual_mask=visual, deepstack=deepstack,
                             taps=self.layers)
-        for layer, tapped in enumerate(taps):
-            self.tensors['tail_taps'][layer, at, :options.tail] = \
+        for row, tapped in enumerate(taps):
+            self.tensors['tail_taps'][row, at, :options.tail] = \
                 tapped[:, -options.tail:].bfloat16()
-            if options.full and layer < len(taps) - 1:
-                self.tensors['full_taps'][layer, at, self.columns - prompt.length:] = \
+            if options.full and row < len(self.below):
+                self.tensors['full_taps'][row, at, self.columns - prompt.length:] = \
                     tapped.bfloat16()
         if options.prefix:
             both = torch.stack((cache.keys, cache.values), dim=1)[..., :prompt.length, :]
@@ -153,7 +154,7 @@ class CacheWriter:
             logits[:, tokens.forbidden_start:tokens.forbidden_end] = float('-inf')
             chosen = logits.argmax(-1)
             closing = step == options.max_tokens  # the expert needs its anchor in any case
-            if closing:
+            if closing or step + 1 == options.end_at:
                 chosen = torch.full_like(chosen, tokens.traj_future_start)
             row = prompt.length + step
             cos, sin = self._rotary(torch.full((3, 1), row + prompt.rope_delta,
@@ -185,9 +186,16 @@ class CacheWriter:
         return euler_sample(lambda x, t: expert.velocity(x, t, context, cos, sin), noise,
                             self.cfg.flow.num_steps)
 
-    def finish(self, specs: Sequence[ClipSpec], digest: str) -> TargetCache:
-        """Return the cache; texts are cut at the longest one."""
-        device, tensors = self.target.device, dict(self.tensors)
+    def finish(self, names: Sequence[str], splits: Sequence[str], families: Sequence[str],
+               digest: str) -> TargetCache:
+        """
+        Return the cache of the first len(names) rows; texts are cut at the longest one.
+
+        names, splits, families: of each clip. digest: of the target's weights.
+        """
+        device, count = self.target.device, len(names)
+        tensors = {name: value.narrow(CLIP_DIMENSION[name], 0, count)
+                   for name, value in self.tensors.items()}
         longest = max(int(tensors['lengths'].max()), 1)
         tensors['ids'] = tensors['ids'][:, :longest]
         tensors['tail_taps'] = tensors['tail_taps'][:, :, :self.options.tail + longest]
@@ -204,15 +212,14 @@ class CacheWriter:
             history[i] = torch.tensor((start + opened + 1, start + closed))
         deltas = torch.tensor([self.prompts[length].rope_delta for length in known])
         return TargetCache(
-            profile=self.cfg, digest=digest, names=clip_names(specs),
-            splits=tuple(spec.split for spec in specs),
-            families=tuple(spec.family for spec in specs), layouts=layouts,
+            profile=self.cfg, digest=digest, names=tuple(names), splits=tuple(splits),
+            families=tuple(families), layers=self.options.layers, layouts=layouts,
             layout_lengths=lengths, positions=positions.to(device),
             rope_delta=deltas.to(device), history=history.to(device),
             noise=self.noise if self.options.actions else None, **tensors)
 
 
-def build_cache(target: Target, tokenizer: Tokenizer, specs: Sequence[ClipSpec], digest: str,
+def build_cache(target: Target, tokenizer: TextTokenizer, specs: Sequence[ClipSpec], digest: str,
                 options: CacheOptions | None = None, *, workers: int = 0,
                 progress: Progress | None = None) -> TargetCache:
     """
@@ -223,7 +230,8 @@ def build_cache(target: Target, tokenizer: Tokenizer, specs: Sequence[ClipSpec],
     """
     options = options or CacheOptions()
     target = target.eval()
-    writer = CacheWriter(target, tokenizer, len(specs), options)
+    writer = CacheWriter(target, prompt_columns(target.cfg, tokenizer, options.route_room),
+                         len(specs), options)
     waiting: dict[int, list[tuple[int, Prompt, Tensor]]] = {}
     done = 0
     for row, clip, pixels in _rendered(list(specs), target, workers):
@@ -243,7 +251,29 @@ def build_cache(target: Target, tokenizer: Tokenizer, specs: Sequence[ClipSpec],
         done += _flush(writer, group)
     if progress is not None:
         progress(done, len(specs))
-    return writer.finish(specs, digest)
+    return writer.finish(clip_names(specs), [spec.split for spec in specs],
+                         [spec.family for spec in specs], digest)
+
+
+def prompt_columns(cfg: ProfileConfig, tokenizer: TextTokenizer, route_room: int) -> int:
+    """Return the columns that hold a prompt with a route block of `route_room` tokens."""
+    still = build_prompt(cfg, tokenizer, history_poses(np.zeros((cfg.history.num_poses, 4))))
+    return padded_columns(still.length + route_room)
+
+
+def padded_columns(length: int) -> int:
+    """Return the next multiple of 16."""
+    return -(-length // 16) * 16
+
+
+@torch.no_grad()
+def encode_images(target: Target, images: Tensor) -> tuple[Tensor, list[Tensor]]:
+    """Return features and DeepStack features (B, V * T, H) of (B, V, H, W, 3) uint8."""
+    vision, batch = target.cfg.vision, images.shape[0]
+    patches = patchify(images.flatten(0, 1), vision.patch_size, 1, vision.spatial_merge_size)
+    features, deepstack = target.vision(patches, target.cfg.patch_grid)
+    return (features.unflatten(0, (batch, -1)).flatten(1, 2),
+            [f.unflatten(0, (batch, -1)).flatten(1, 2) for f in deepstack])
 
 
 def _flush(writer: CacheWriter, group: list[tuple[int, Prompt, Tensor]]) -> int:

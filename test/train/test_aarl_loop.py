@@ -30,6 +30,7 @@ from rspec_planner.train.aarl_grid import find_drafts, Plan, variants_of
 from rspec_planner.train.aarl_loop import AarlTrainer, compare, context_of
 from rspec_planner.train.aarl_settings import AarlSettings
 from rspec_planner.train.draft_acceptance import AcceptedLengths
+from rspec_planner.train.random_target import OpenedTarget
 
 SPLITS = ('train',) * 10 + ('val',) * 4 + ('on-shelf',) * 3 + ('off-shelf',) * 3
 SHORT = AarlSettings(max_steps=4, checkpoint_every=2, batch_clips=4, samples=3, flow_steps=2,
@@ -145,7 +146,8 @@ def test_a_folder_of_the_command_is_a_whole_run(toy, tmp_path, monkeypatch):
     save_draft(toy_draft(target, 'eagle3'), tmp_path / 'sft', {
         'kind': 'draft', 'target': DIGEST, 'settings': {'context': 'all'}})
     cache.save(tmp_path / 'cache')
-    monkeypatch.setattr(aarl_loop, 'open_target', lambda *_: (target, None, DIGEST))
+    monkeypatch.setattr(aarl_loop, 'open_any_target',
+                        lambda *_, **__: OpenedTarget(target, None, DIGEST))
     found = aarl_loop.train_aarl(None, tmp_path / 'out', init_from=tmp_path / 'sft',
                                  cache=tmp_path / 'cache', **{
                                      key: getattr(SHORT, key) for key in (
