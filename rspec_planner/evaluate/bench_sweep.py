@@ -61,7 +61,7 @@ def bench_sweep(name: str = 'alpamayo-r1', device: str = 'cuda',
     begun = frame.frame.numbers.clone()
 
     def prefill() -> None:
-        """Begin the same frame again: each prefill moves the anchor, in the end beyond its rows."""
+        """Begin the same frame again: each prefill moves the anchor, in the end too far."""
         frame.frame.numbers.copy_(begun)
         frame.prefill()
 
