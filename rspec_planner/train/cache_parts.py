@@ -39,12 +39,17 @@ def part_folders(folder: str | Path) -> list[Path]:
     return [path for path in sorted(Path(folder).glob('part-*')) if (path / META_FILE).is_file()]
 
 
-def load_cache(folder: str | Path, device: torch.device | str = 'cpu') -> TargetCache:
-    """Read a cache, in one piece or in parts; EngineError names what is missing or differs."""
+def load_cache(folder: str | Path, device: torch.device | str = 'cpu',
+               without: Sequence[str] = ()) -> TargetCache:
+    """
+    Read a cache, in one piece or in parts; EngineError names what is missing or differs.
+
+    without: optional tensors that are not needed, such as 'prefix', most of a cache's bytes.
+    """
     parts = part_folders(folder)
     if not parts:
-        return TargetCache.load(folder, device)
-    return join_caches([TargetCache.load(part, device) for part in parts], folder)
+        return TargetCache.load(folder, device, without)
+    return join_caches([TargetCache.load(part, device, without) for part in parts], folder)
 
 
 def join_caches(parts: Sequence[TargetCache], origin: str | Path = '') -> TargetCache:

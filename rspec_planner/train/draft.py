@@ -134,7 +134,7 @@ def _train(settings: DraftSettings, out: Path, target_folder: str | Path, profil
                              whole=False)
     target, digest = opened.target, opened.digest
     if cache_folder is not None:
-        cache = load_cache(cache_folder, ranks.device)
+        cache = load_cache(cache_folder, ranks.device, without=('prefix', 'actions', 'noise'))
         cache.check_target(digest)
     else:
         assert opened.tokenizer is not None

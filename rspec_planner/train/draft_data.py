@@ -177,14 +177,15 @@ class TargetCache:
         (path / META_FILE).write_text(json.dumps(meta), encoding='utf-8')
 
     @staticmethod
-    def load(folder: str | Path, device: torch.device | str = 'cpu') -> TargetCache:
-        """Read `save` output; EngineError names a missing or broken file."""
+    def load(folder: str | Path, device: torch.device | str = 'cpu',
+             without: Sequence[str] = ()) -> TargetCache:
+        """Read `save` output but for some tensors; EngineError names a missing or broken file."""
         path = Path(folder)
         try:
             meta = json.loads((path / META_FILE).read_text(encoding='utf-8'))
             named: dict[str, Any] = {
                 name: tuple(meta[name]) for name in ('names', 'splits', 'families')}
-            for name in meta['tensors']:
+            for name in sorted(set(meta['tensors']) - set(without)):
                 named[name] = load_file(path / f'{name}.safetensors', device=str(device))[name]
             named['layers'] = tuple(meta.get('layers', ()))  # older caches keep all
             profile = ProfileConfig.from_dict(meta['profile'])
