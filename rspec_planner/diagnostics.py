@@ -42,6 +42,7 @@ OK, WARN, ERROR = DiagnosticStatus.OK, DiagnosticStatus.WARN, DiagnosticStatus.E
 LATE_S = 1.0  # a stream that was silent for longer is late
 ENOUGH_PLANS = 20  # for a mean accepted length that says something
 _LOSS_SHARE = 0.7  # below this share of the expected rate, frames are being lost
+_LOSS_RECENT_S = 5.0  # a loss is told for so long
 
 
 def text_of(value: Any) -> str:
@@ -101,12 +102,24 @@ def stream_fault(stream: StreamState, publishers: int) -> Fault | None:
         return Fault(ERROR, f'{where} was never received; {cause}')
     if stream.silence_s > LATE_S:
         return Fault(WARN, f'{where} is silent for {stream.silence_s:.1f} s; check its source')
-    if 0 < stream.rate_hz < _LOSS_SHARE * stream.expected_hz:
-        return Fault(WARN, f'{where} arrives at {stream.rate_hz:.1f} of '
-                           f'{stream.expected_hz:.1f} Hz; if the source is faster, frames are '
-                           f'lost in transport: set {PROFILE_VARIABLE} to config/fastdds.xml '
-                           'on both sides')
+    slow = 0 < stream.rate_hz < _LOSS_SHARE * stream.expected_hz
+    rate = f'{where} arrives at {stream.rate_hz:.1f} of {stream.expected_hz:.1f} Hz; ' \
+        if slow else f'{where}: '
+    if stream.loss_age_s is not None and stream.loss_age_s < _LOSS_RECENT_S:
+        return Fault(WARN, rate + _loss_cause(stream))
+    if slow:
+        return Fault(WARN, f'{rate}if the source is faster, frames are lost in transport: set '
+                           f'{PROFILE_VARIABLE} to config/fastdds.xml on both sides')
     return None
+
+
+def _loss_cause(stream: StreamState) -> str:
+    """Return what became of messages that were published and not taken."""
+    lost = (f'{stream.lost} messages were lost in transport: set {PROFILE_VARIABLE} to '
+            'config/fastdds.xml on both sides (rspec doctor checks this one)')
+    late = (f'{stream.overflowed} messages arrived and were not taken in time: this computer is '
+            'too busy, lower the rate or the size of the images, or model.num_threads')
+    return '; '.join([lost] * (stream.lost > 0) + [late] * (stream.overflowed > 0))
 
 
 def inputs_status(facts: InputFacts) -> DiagnosticStatus:
@@ -125,6 +138,9 @@ def inputs_status(facts: InputFacts) -> DiagnosticStatus:
         values[f'{stream.name}_age_ms'] = age
         values[f'{stream.name}_rate_hz'] = stream.rate_hz
         values[f'{stream.name}_received'] = stream.received
+        if stream.name.startswith('image'):
+            values[f'{stream.name}_lost'] = stream.lost
+            values[f'{stream.name}_overflowed'] = stream.overflowed
     values.update(_selection_values(facts, skip))
     if not facts.active:
         return make_status('inputs', OK, 'inactive: inputs are not read', values)

@@ -20,11 +20,13 @@ worker that waits; the recorded numbers become the `inputs` diagnostic.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 import threading
 import time
+
+from rspec_planner.losses import TopicLosses
 
 _WINDOW_NS = 3_000_000_000
 #: frames of one camera are 0.1 s apart in the model, so slower streams cannot be planned on
@@ -43,6 +45,9 @@ class StreamState:
     silence_s: float | None  # since the last arrival, monotonic clock; None when never
     rate_hz: float  # by stamps, over the last 3 s
     expected_hz: float  # what the stream would have without losses
+    lost: int = 0  # in transport, as the middleware tells
+    overflowed: int = 0  # arrived, but pushed out of the queue before they were taken
+    loss_age_s: float | None = None  # since the newest of either, None when never
 
 
 @dataclass
@@ -55,6 +60,8 @@ class _Stream:
     newest_ns: int | None = None
     arrival_s: float | None = None
     stamps: deque[int] = field(default_factory=lambda: deque(maxlen=1000))
+    losses: defaultdict[str, TopicLosses] = field(
+        default_factory=lambda: defaultdict(TopicLosses))  # by topic
 
     def record(self, stamp_ns: int, arrival_s: float) -> None:
         self.received += 1
@@ -80,6 +87,17 @@ class _Stream:
         rate = (len(stamps) - 1) * 1e9 / (stamps[-1] - stamps[0])
         return rate, max(self.needed_hz, 1e9 / gaps[len(gaps) // 5])
 
+    def state(self, now_s: float) -> StreamState:
+        """Return the state at an instant of the monotonic clock."""
+        losses = list(self.losses.values())
+        lost_s = max((item.at_s for item in losses if item.at_s is not None), default=None)
+        return StreamState(
+            self.name, self.label, self.topic, self.received, self.newest_ns,
+            None if self.arrival_s is None else now_s - self.arrival_s, *self.rates(),
+            lost=sum(item.lost for item in losses),
+            overflowed=sum(item.overflowed for item in losses),
+            loss_age_s=None if lost_s is None else now_s - lost_s)
+
 
 class InputWatch:
     """All streams of the node, by name ('image0', ..., 'odometry')."""
@@ -100,6 +118,16 @@ class InputWatch:
             self._streams[name].record(stamp_ns, time.monotonic())
             self._changed.notify_all()
 
+    def took(self, name: str, topic: str, sequence: int | None) -> None:
+        """Note the publisher's sequence number of a message."""
+        with self._changed:
+            self._streams[name].losses[topic].took(sequence)
+
+    def lost(self, name: str, topic: str, total: int) -> None:
+        """Note how many messages of a topic were lost in transport so far."""
+        with self._changed:
+            self._streams[name].losses[topic].told(total)
+
     def clear(self) -> None:
         """Forget stamps after a clock jump; counts stay."""
         with self._changed:
@@ -118,6 +146,4 @@ class InputWatch:
         """Return a consistent view of all streams, in the order they were added."""
         now = time.monotonic()
         with self._changed:
-            return [StreamState(s.name, s.label, s.topic, s.received, s.newest_ns,
-                                None if s.arrival_s is None else now - s.arrival_s, *s.rates())
-                    for s in self._streams.values()]
+            return [stream.state(now) for stream in self._streams.values()]

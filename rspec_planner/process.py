@@ -93,13 +93,12 @@ def _limit_spinning() -> None:
 
 def _run(make: Callable[[Sequence[str]], Runnable], full: Sequence[str],
          signals: StopSignals) -> int:
-    node: Runnable | None = None
+    made: list[Runnable] = []
     try:
-        rclpy.init(args=[PROGRAM, *full])  # its handlers run ours after their own work
-        node = make(full)
-        if not node.start():
+        if not _start(make, full, signals, made):
             return 0 if signals.seen or not rclpy.ok() else 1
-        _spin(node, signals)
+        if not signals.seen:
+            _spin(made[0])
     except (KeyboardInterrupt, ExternalShutdownException):
         pass
     except Exception:
@@ -107,18 +106,32 @@ def _run(make: Callable[[Sequence[str]], Runnable], full: Sequence[str],
         if rclpy.ok() and not signals.seen:
             raise
     finally:
-        signals.hold()
-        if node is not None:
+        for node in made:
             node.close()
         rclpy.try_shutdown()
     return 0
 
 
-def _spin(node: Runnable, signals: StopSignals) -> None:
+def _start(make: Callable[[Sequence[str]], Runnable], full: Sequence[str],
+           signals: StopSignals, made: list[Runnable]) -> bool:
+    """
+    Make the node, put it into `made` and start it; a signal interrupts this.
+
+    Nothing outside can be interrupted: an error of rclpy, which a signal causes too, is judged
+    and the node closed in peace.
+    """
+    try:
+        signals.allow()
+        rclpy.init(args=[PROGRAM, *full])  # its handlers run ours after their own work
+        made.append(make(full))
+        return made[0].start()
+    finally:
+        signals.hold()
+
+
+def _spin(node: Runnable) -> None:
     """Run callbacks until a signal ends the context, which wakes the executor."""
     executor = SingleThreadedExecutor()
     if isinstance(node, Node):
         executor.add_node(node)
-    signals.hold()
-    if not signals.seen:
-        executor.spin()
+    executor.spin()

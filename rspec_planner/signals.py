@@ -52,14 +52,20 @@ class StopSignals:
     """
     Raises KeyboardInterrupt for the first signal while that is allowed, never a second time.
 
-    Later ones only set `seen`: what ends the program must not be interrupted itself.
+    Other ones only set `seen`: what ends the program must not be interrupted itself.
     """
 
     def __init__(self) -> None:
         self.seen = False
-        self._raises = True
+        self._raises = False
         for number in NUMBERS:
             signal.signal(number, self._handle)
+
+    def allow(self) -> None:
+        """Raise for the first signal from now on, and now for one that has come already."""
+        self._raises = not self.seen
+        if self.seen:
+            raise KeyboardInterrupt
 
     def hold(self) -> None:
         """Raise nothing from now on."""

@@ -29,7 +29,7 @@ import time
 from typing import Any
 
 from nav_msgs.msg import Odometry
-from rclpy.event_handler import SubscriptionEventCallbacks
+from rclpy.event_handler import SubscriptionEventCallbacks, UnsupportedEventTypeError
 from rclpy.lifecycle import LifecycleNode
 from rclpy.qos import (
     DurabilityPolicy,
@@ -38,6 +38,7 @@ from rclpy.qos import (
     ReliabilityPolicy,
 )
 from rclpy.qos_overriding_options import QoSOverridingOptions
+from rclpy.subscription import MessageInfo
 from sensor_msgs.msg import CameraInfo, CompressedImage, Image
 from std_msgs.msg import String
 
@@ -53,6 +54,8 @@ from rspec_planner.ros_conversions import BASE_FRAME, odometry_sample, stamp_to_
 from rspec_planner.serialized import read_message
 
 COMPRESSED = '/compressed'
+#: images of one camera that wait to be taken; newer ones push older ones out
+QUEUE = 10
 #: with transport 'auto' the other transport may take over after this silence
 _TAKEOVER_S = 1.0
 
@@ -186,18 +189,28 @@ class InputSubscriptions:
         label = '[/compressed]' if len(kinds) > 1 else ''
         self._watch.add(stream, f"camera '{name}'", next(iter(kinds)) + label)
         for topic, kind in kinds.items():
-            self._subscribe(kind, topic, sensor_qos(10), partial(self._on_image, camera, kind),
-                            serialized=True)
+            self._subscribe(kind, topic, sensor_qos(QUEUE),
+                            partial(self._on_image, camera, kind, topic), stream=stream)
 
     def _subscribe(self, kind: type[Any], topic: str, qos: QoSProfile,
-                   callback: Callable[[Any], None], serialized: bool = False) -> None:
+                   callback: Callable[..., None], stream: str = '') -> None:
+        """Subscribe; a `stream` of images comes serialized and its losses are watched."""
         name = self._node.resolve_topic_name(topic)
-        events = SubscriptionEventCallbacks(
-            incompatible_qos=lambda event: self._on_incompatible(name, event),
-            use_default_callbacks=False)
-        self._subscriptions.append(self._node.create_subscription(
-            kind, topic, callback, qos, event_callbacks=events, raw=serialized,
-            qos_overriding_options=QoSOverridingOptions.with_default_policies()))
+        losses: dict[str, Any] = {} if not stream else {
+            'message_lost': lambda event: self._watch.lost(stream, topic, event.total_count)}
+
+        def create(events: dict[str, Any]) -> Any:
+            return self._node.create_subscription(
+                kind, topic, callback, qos, raw=bool(stream),
+                event_callbacks=SubscriptionEventCallbacks(
+                    incompatible_qos=lambda event: self._on_incompatible(name, event),
+                    use_default_callbacks=False, **events),
+                qos_overriding_options=QoSOverridingOptions.with_default_policies())
+        try:
+            made = create(losses)
+        except UnsupportedEventTypeError:  # some middlewares do not tell what they lose
+            made = create({})
+        self._subscriptions.append(made)
 
     def _on_incompatible(self, topic: str, event: Any) -> None:
         policy = qos_policy_name_from_kind(event.last_policy_kind)
@@ -207,7 +220,10 @@ class InputSubscriptions:
             "change the publisher's QoS")
         self._node.get_logger().warning(self._qos_faults[topic])
 
-    def _on_image(self, camera: _Camera, kind: type[Any], data: bytes) -> None:
+    def _on_image(self, camera: _Camera, kind: type[Any], topic: str, data: bytes,
+                  info: MessageInfo) -> None:
+        stream = f'image{camera.index}'
+        self._watch.took(stream, topic, info['publication_sequence_number'])
         if not self.enabled or not camera.accepts(kind):
             return
         try:
@@ -220,7 +236,7 @@ class InputSubscriptions:
         self._buffer.add_image(camera.name, stamp_ns,
                                partial(decode_message, message, self._decode_size),
                                size=len(data), expected_ns=self._expected_t0())
-        self._watch.record(f'image{camera.index}', stamp_ns)
+        self._watch.record(stream, stamp_ns)
         if camera.name == self._anchor:
             self._on_anchor(stamp_ns)
 

@@ -73,6 +73,22 @@ def test_every_frame_is_received_lost_or_left_out_by_design():
     assert report['name'] == 'raw 30 Hz, default profile'
 
 
+def test_what_fell_out_of_the_queue_is_no_loss_of_the_transport():
+    heard = Heard()
+    heard.take(array(inputs={'image0_received': 80, 'image1_received': 80,
+                             'image0_overflowed': 20, 'image1_overflowed': 15}))
+    sent = {'frames': 100, 'frame_bytes': 7, 'inputs_ms': {}}
+    report = report_of(Case('raw', 10.0), heard, sent, 5.0, 2.0)
+    assert (report['transport_loss'], report['overflowed']) == (0.025, 35)
+
+
+def test_the_default_profile_loses_frames_and_the_node_says_so():
+    report = bench_node(seconds=5.0, cases=[Case('jpeg', 10.0, 'default')])
+    (case,) = report['cases']
+    assert report['transport_loss_default_profile'] == case['transport_loss'] > 0.05
+    assert 'transport' in case['named_causes']
+
+
 def test_a_node_that_hears_nothing_lost_everything():
     sent = {'frames': 100, 'frame_bytes': 7, 'inputs_ms': {}}
     assert report_of(Case('raw', 10.0), Heard(), sent, 5.0, 2.0)['transport_loss'] == 1.0

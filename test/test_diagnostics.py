@@ -108,6 +108,21 @@ def test_lost_frames_name_the_transport():
     assert 'FASTDDS_DEFAULT_PROFILES_FILE' in status.message
 
 
+def test_losses_name_the_transport_or_the_computer():
+    lost = replace(FRESH, lost=12, loss_age_s=1.0, rate_hz=4.0)
+    status = inputs_status(InputFacts(NOW, [lost], True))
+    assert status.level == WARN
+    assert '12 messages were lost in transport: set FASTDDS_DEFAULT_PROFILES_FILE to ' \
+        'config/fastdds.xml on both sides' in status.message
+    assert 'arrives at 4.0 of 10.0 Hz' in status.message and 'too busy' not in status.message
+    late = inputs_status(InputFacts(NOW, [replace(FRESH, overflowed=3, loss_age_s=1.0)], True))
+    assert '3 messages arrived and were not taken in time: this computer is too busy' \
+        in late.message and 'transport' not in late.message
+    assert values_of(late)['image0_overflowed'] == '3' and values_of(late)['image0_lost'] == '0'
+    healed = inputs_status(InputFacts(NOW, [replace(lost, loss_age_s=9.0, rate_hz=10.0)], True))
+    assert healed.level == OK and values_of(healed)['image0_lost'] == '12'
+
+
 def test_skip_reason_qos_fault_and_skew_are_told():
     other = replace(FRESH, name='image1', newest_ns=NOW - 10_000_000)
     status = inputs_status(facts(

@@ -24,7 +24,7 @@ import time
 
 from lifecycle_msgs.msg import State, Transition
 from lifecycle_msgs.srv import ChangeState, GetState
-from node_rig import CAMERAS, NodeRig, running, values_of, wait_until
+from node_rig import CAMERAS, NodeRig, PATIENT, running, values_of, wait_until
 import pytest
 from rcl_interfaces.srv import SetParameters
 import rclpy
@@ -42,8 +42,7 @@ NODE = '/planning/rspec_planner'
 def unmanaged():
     """Return a rig whose node waits for transitions."""
     rig = NodeRig(['--ros-args', '-p', 'autostart:=false',
-                   '-p', 'deadline.max_pipeline_latency_ms:=10000.0',
-                   '-p', 'sync.max_input_age_ms:=10000.0'])
+                   *(part for argument in PATIENT for part in ('-p', argument))])
     rig.start()
     yield rig
     rig.close()
@@ -261,9 +260,8 @@ def test_signals_end_the_process_with_code_0(number):
 def catches(child):
     """Return whether a process handles SIGTERM, from its first lines on."""
     status = Path(f'/proc/{child.pid}/status').read_text(encoding='ascii')
-    caught = int(next(line for line in status.splitlines() if line.startswith('SigCgt')).split()[1],
-                 16)
-    return bool(caught >> (signal.SIGTERM - 1) & 1)
+    caught = next(line for line in status.splitlines() if line.startswith('SigCgt')).split()[1]
+    return bool(int(caught, 16) >> (signal.SIGTERM - 1) & 1)
 
 
 @pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGTERM])

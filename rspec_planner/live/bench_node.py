@@ -20,6 +20,8 @@ its overhead runs from the moment at which the last of these inputs was handed t
 until trajectory, path and reasoning are published, without the planner's own time. So it holds
 transport, waiting, decoding, selection and publication. `age_ms` is the same from t0 on, and
 `bare_decode_ms` is what decoding the four new frames takes alone, beside nothing at all.
+`transport_loss` is the share of frames that never reached the node's process; frames that did, and
+were pushed out of the queue before a busy computer took them, are `overflowed`.
 """
 
 from __future__ import annotations
@@ -54,6 +56,8 @@ MODULE = 'rspec_planner.live.bench_processes'
 SECONDS = (5.0, 3600.0)
 START_S = 60.0
 SETTLED_S = 5.0  # of plans, before memory is compared
+#: what the inputs diagnostic says of messages that are missing
+CAUSES = {'transport': 'lost in transport: set', 'computer': 'this computer is too busy'}
 #: Fast DDS as it is without any profile: a file, because every process of ours sets one otherwise
 DEFAULT_PROFILE = """<?xml version="1.0" encoding="UTF-8" ?>
 <dds><profiles xmlns="http://www.eprosima.com">
@@ -87,6 +91,7 @@ class Heard:
     last: dict[str, dict[str, str]] = field(default_factory=dict)  # task -> values
     cycles: dict[int, dict[str, float]] = field(default_factory=dict)  # t0 -> times
     memory: list[tuple[float, float]] = field(default_factory=list)  # seconds, MiB
+    causes: set[str] = field(default_factory=set)  # of losses, 'transport' or 'computer'
 
     def take(self, message: DiagnosticArray) -> None:
         """File one array."""
@@ -94,6 +99,8 @@ class Heard:
             owner, _, task = status.name.partition(': ')
             if owner == 'rspec_planner':
                 self.last[task] = {item.key: item.value for item in status.values}
+                self.causes.update(cause for cause, words in CAUSES.items()
+                                   if task == 'inputs' and words in status.message)
         engine, latency = self.last.get('engine', {}), self.last.get('latency', {})
         if 'memory_mib' in engine:
             self.memory.append((time.monotonic(), float(engine['memory_mib'])))
@@ -230,7 +237,9 @@ def report_of(case: Case, heard: Heard, sent: Mapping[str, Any], seconds: float,
                if key.startswith('image') and key.endswith('_received')]
     received = [heard.count('inputs', key) for key in sorted(streams)]
     frames = int(sent['frames'])
-    loss = 1.0 - sum(received) / (frames * len(received)) if received and frames else 1.0
+    overflowed = sum(heard.count('inputs', f'image{i}_overflowed') for i in range(len(received)))
+    loss = 1.0 - (sum(received) + overflowed) / (frames * len(received)) \
+        if received and frames else 1.0
     anchor = received[1] if len(received) > 1 else 0
     by_design = {name: heard.count(task, f'{name}_total') for task, name in (
         ('inputs', 'skipped'), ('inference_status', 'superseded'),
@@ -239,6 +248,7 @@ def report_of(case: Case, heard: Heard, sent: Mapping[str, Any], seconds: float,
     return {'name': case.name, 'encoding': case.encoding, 'rate_hz': case.rate_hz,
             'profile': case.profile, 'frame_bytes': sent['frame_bytes'],
             'sent': frames * len(received), 'received': sum(received),
+            'overflowed': overflowed, 'named_causes': sorted(heard.causes),
             'transport_loss': round(max(loss, 0.0), 4), 'plans': published, **by_design,
             'unaccounted': anchor - published - sum(by_design.values()),
             **{f'{name}_ms': window.summary() for name, window in windows.items()},
