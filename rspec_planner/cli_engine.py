@@ -243,7 +243,12 @@ def _tested(report: Any) -> Iterator[str]:
         yield (f'{"ok  " if loop["ok"] else "FAIL"} loop       {loop["clips"]} clips, '
                f'{loop["token_mismatches"]} texts and {loop["trajectory_mismatches"]} paths '
                'differ')
-    yield f'{report["backend"]} {report["tensorrt_version"]} on {report["gpu"]}'
+    for name in ('first_start', 'second_start'):
+        yield (f'{name.replace("_", " "):15} {report[name]["seconds"]:.1f} s, kernels '
+               f'{report[name]["kernels"]}')
+    failed = [name for name, held in report['checks'].items() if not held]
+    yield (f'{report["backend"]} {report["tensorrt_version"]} on {report["gpu"]}: '
+           + (f'FAIL {", ".join(failed)}' if failed else 'ok'))
 
 
 @engine.command('selftest')
@@ -259,7 +264,7 @@ def _tested(report: Any) -> Iterator[str]:
 @reports(_tested)
 def selftest_engines(folder: Path, checkpoint: str, draft: str, flavour: str, device: str,
                      clips: int, replays: int) -> Mapping[str, Any]:
-    """Run the engines of FOLDER on this GPU: parity, capture, replays, the loop, and times."""
+    """Run the engines of FOLDER on this GPU: parity, capture, replays, loop, times, restart."""
     from rspec_planner.engine.engine_manifest import ONNX_FOLDER
     from rspec_planner.engine.stages import read_stages
     from rspec_planner.engine.tensorrt_library import load_library

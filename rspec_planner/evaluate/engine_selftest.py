@@ -14,14 +14,8 @@
 """
 `rspec engine selftest`: what only a GPU that runs the engines can show, on one set folder.
 
-parity   every stage beside PyTorch on the same GPU, in the same precision
-capture  every stage in a CUDA graph writes what a plain call writes, over buffers of NaN before
-replay   a thousand replays write the same bits
-loop     two planners, over engines and over PyTorch, say the same words on held-out clips
-timing   a replay of every stage by the device's clock
-
-The same list is test/engine/test_tensorrt_gpu.py. `engine_check` does the first and the last
-but one on the CPU with the very graphs that the engines were built from.
+CHECKS is the list; test/engine/test_tensorrt_gpu.py runs the same. `engine_check` does parity
+and loop on the CPU with the very graphs that the engines were built from.
 """
 
 from __future__ import annotations
@@ -29,6 +23,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+import time
 from typing import Any
 
 import torch
@@ -51,6 +46,15 @@ from rspec_planner.planner.checkpoints import open_tokenizer
 from rspec_planner.planner.staging import Source
 from rspec_planner.planner.tokenizer import TextTokenizer
 
+#: what a GPU has to show -> how
+CHECKS = {
+    'parity': 'every stage beside PyTorch on the same GPU, in the same precision',
+    'capture': 'every stage in a CUDA graph writes what a plain call writes, over NaN before',
+    'replay': 'a thousand replays write the same bits',
+    'loop': 'two planners, over engines and over PyTorch, say the same words on held-out clips',
+    'timing': "every stage has a time of a replay by the device's clock",
+    'restart': 'a second start finds the kernels that the first one compiled',
+}
 REPLAYS = 1000
 #: makes a function that repeats a call on the device without the host's help
 Capture = Callable[[Callable[[], None]], Callable[[], None]]
@@ -114,7 +118,7 @@ def selftest(library: Library, gpu: Gpu, folder: Path, source: Source, checkpoin
     tokenizer. EngineError when an engine is refused: then nothing else is tried.
     """
     tokenizer = open_tokenizer(checkpoint, source.target.cfg)
-    engines = load_set(library, gpu, folder, source.checkpoints)
+    engines, first = _started(library, gpu, folder, source)
     rows = {row['stage']: row for row in _parity(engines, source, tokenizer, amount, progress)}
     engines.prepare(device.stream)
     for index, (name, executor) in enumerate(engines.executors.items(), start=1):
@@ -122,11 +126,26 @@ def selftest(library: Library, gpu: Gpu, folder: Path, source: Source, checkpoin
         progress('capture', index, len(engines.executors))
     loop = check_loop(engines.stages, engines.make, source, tokenizer, amount.clips, progress) \
         if amount.clips else None
+    again = _started(library, gpu, folder, source)[1]
     found = list(rows.values())
+    checks = {'parity': all(row['checked'] for row in found),
+              'capture': all(row['captured'] for row in found),
+              'replay': all(row['replayed'] for row in found),
+              'loop': loop is None or bool(loop['ok']),
+              'timing': all(0.0 < row['ms_p50'] <= row['ms_p99'] for row in found),
+              'restart': again['kernels'] in ('warm', 'none')}
     return {**engines.describe(), 'gpu': gpu.name, 'gpu_sm': gpu.sm, 'folder': str(folder),
-            'replays': replays, 'engines': found, 'loop': loop,
-            'ok': all(row['checked'] and row['captured'] and row['replayed'] for row in found)
-            and (loop is None or bool(loop['ok']))}
+            'replays': replays, 'engines': found, 'loop': loop, 'first_start': first,
+            'second_start': again, 'checks': checks, 'ok': all(checks.values())}
+
+
+def _started(library: Library, gpu: Gpu, folder: Path,
+             source: Source) -> tuple[EngineSet, dict[str, Any]]:
+    """Return the engines, how many seconds loading took, and whether kernels were known."""
+    began = time.perf_counter()
+    engines = load_set(library, gpu, folder, source.checkpoints)
+    return engines, {'seconds': time.perf_counter() - began,
+                     'kernels': engines.describe()['engine_kernels']}
 
 
 def _parity(engines: EngineSet, source: Source, tokenizer: TextTokenizer, amount: Amount,

@@ -22,7 +22,7 @@ import torch
 from rspec_planner.engine.onnx_executor import OnnxExecutor
 from rspec_planner.evaluate import engine_selftest
 from rspec_planner.evaluate.engine_check import Amount
-from rspec_planner.evaluate.engine_selftest import captured, Device, selftest
+from rspec_planner.evaluate.engine_selftest import captured, CHECKS, Device, selftest
 
 GPU = SimpleNamespace(name='a stand-in', sm='86', device=torch.device('cpu'))
 
@@ -77,8 +77,9 @@ def test_a_stage_that_drifts_is_found_out():
 class Engines:
     """What `load_set` returns, with ONNX Runtime in the place of TensorRT."""
 
-    def __init__(self, stages, folder, spoil=None):
+    def __init__(self, stages, folder, spoil=None, second='warm'):
         self.stages, self._folder, self._spoil = stages, folder, spoil
+        self.second = second  # what a start after the first one says of its kernels
         self.executors, self.prepared = {}, []
 
     def make(self, stage, bound):
@@ -97,7 +98,8 @@ class Engines:
         self.prepared.append(stream)
 
     def describe(self):
-        return {'backend': 'tensorrt_rtx', 'tensorrt_version': '1.7.1.116'}
+        return {'backend': 'tensorrt_rtx', 'tensorrt_version': '1.7.1.116',
+                'engine_kernels': 'cold' if not self.prepared else self.second}
 
 
 @pytest.fixture(scope='module')
@@ -107,17 +109,23 @@ def small(tmp_path_factory):
     return folder, source, exported(source, folder)
 
 
-@pytest.mark.parametrize('spoil', [None, 'flow_step'])
-def test_every_stage_is_compared_captured_and_timed(small, monkeypatch, spoil):
+@pytest.mark.parametrize('spoil, second, failed', [
+    (None, 'warm', set()), (None, 'none', set()), (None, 'cold', {'restart'}),
+    ('flow_step', 'warm', {'parity'})])
+def test_every_stage_is_compared_captured_and_timed(small, monkeypatch, spoil, second, failed):
     folder, source, stages = small
-    engines = Engines(stages, folder, spoil)
+    engines = Engines(stages, folder, spoil, second)
     monkeypatch.setattr(engine_selftest, 'load_set', lambda *given: engines)
     monkeypatch.setattr(engine_selftest, 'open_tokenizer', lambda *given: None)
     shown = []
     report = selftest('library', GPU, folder, source, folder, Amount(2, 0, 0), device(), 3,
                       lambda label, done, total: shown.append((label, done, total)))
     assert engines.prepared == ['stream']
-    assert report['ok'] is (spoil is None)
+    assert report['ok'] is (not failed)
+    assert list(report['checks']) == list(CHECKS)
+    assert {name for name, held in report['checks'].items() if not held} == failed
+    assert (report['first_start']['kernels'], report['second_start']['kernels']) == (
+        'cold', second)
     for row in report['engines']:
         assert row['captured'] and row['replayed'], row
         assert row['checked'] is (row['stage'] != spoil), row

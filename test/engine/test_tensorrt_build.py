@@ -113,6 +113,14 @@ def test_a_shape_that_the_host_must_set_is_refused(library, save):
         build_engine(library, save(model), SMS)
 
 
+def test_a_value_that_the_host_must_read_is_refused(library, save):
+    shape = helper.make_tensor_value_info('rows', TensorProto.INT64, [3])
+    model = decoder_model(last=[('MatMul', ('mixed', 'wo'), {}), ('Reshape', ('step_0', 'rows'),
+                                                                  {})], extra_inputs=[shape])
+    with pytest.raises(EngineError, match='input rows is read by the host to shape another'):
+        build_engine(library, save(model), SMS)
+
+
 def test_a_type_that_a_target_lacks_is_refused_by_the_builder(library, save):
     model = decoder_model(dtype='BFLOAT16')
     build_engine(library, save(model), ('80',))

@@ -17,10 +17,14 @@ import json
 
 import pytest
 from tensorrt_rig import write_set
+import torch
 
 from rspec_planner.cli import main
+from rspec_planner.engine import tensorrt_runtime
 from rspec_planner.engine.tensorrt_library import load_library
 from rspec_planner.engine.tensorrt_set import build_set
+from rspec_planner.evaluate import engine_selftest
+from rspec_planner.planner import staging
 
 pytest.importorskip('tensorrt_rtx', reason='tensorrt_rtx is not installed '
                     '(pip install -r requirements-engine.txt)')
@@ -65,9 +69,49 @@ def test_an_inspection_shows_the_manifest(folder, capsys):
     (['build', '--sm', '75', '--precision', 'int8'], '7.5 has no int8'),
     (['build', '--flavour', 'onnx', '--sm', '86'], "flavour 'onnx' is not known"),
     (['list', '/nowhere'], 'engine folder /nowhere does not exist'),
+    (['check', '--folder', '/nowhere'], '/nowhere/stages.json cannot be read'),
+    (['check', '--profile', '/nowhere'], '/nowhere'),
+    (['export', '--profile', '/nowhere'], '/nowhere'),
+    (['export', '--draft', 'nobody'], "draft 'nobody' of"),
 ])
 def test_a_refusal_is_one_line(arguments, says, capsys):
     assert main(['engine', *arguments]) == 2
     error = capsys.readouterr().err
     assert says in error
     assert error.count('\n') == 1
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason='this machine has a GPU')
+def test_a_selftest_without_a_gpu_says_what_it_needs(folder, capsys):
+    assert main(['engine', 'selftest', str(folder)]) == 2
+    error = capsys.readouterr().err
+    assert 'TensorRT engines need an NVIDIA GPU' in error
+    assert error.count('\n') == 1
+
+
+def test_a_selftest_is_told_stage_by_stage_and_fails_by_its_exit_code(folder, capsys, monkeypatch):
+    row = {'stage': 'verify', 'error': 1e-3, 'tolerance': 2e-2, 'checked': True, 'captured': True,
+           'replayed': False, 'ms_p50': 1.25, 'ms_p99': 1.5}
+    report = {'engines': [row], 'backend': 'tensorrt_rtx', 'tensorrt_version': '1.7.1.116',
+              'gpu': 'a GPU', 'loop': {'ok': True, 'clips': 3, 'token_mismatches': 0,
+                                       'trajectory_mismatches': 0},
+              'first_start': {'seconds': 61.0, 'kernels': 'cold'},
+              'second_start': {'seconds': 2.0, 'kernels': 'warm'},
+              'checks': {'parity': True, 'replay': False}, 'ok': False}
+    given = []
+    monkeypatch.setattr(engine_selftest, 'selftest', lambda *all: given.append(all) or report)
+    monkeypatch.setattr(engine_selftest, 'moved', lambda source, gpu: source)
+    monkeypatch.setattr(engine_selftest, 'cuda_device', lambda gpu: 'device')
+    monkeypatch.setattr(tensorrt_runtime, 'find_gpu', lambda device: device)
+    monkeypatch.setattr(staging, 'read_source', lambda *which: which)
+    assert main(['engine', 'selftest', str(folder), '--replays', '7', '--clips', '3']) == 1
+    out = capsys.readouterr().out
+    assert 'FAIL verify     error 1.0e-03 of 2e-02, 1.250 ms p50' in out
+    assert 'not replayed' in out
+    assert 'first start     61.0 s, kernels cold' in out
+    assert out.rstrip().endswith('tensorrt_rtx 1.7.1.116 on a GPU: FAIL replay')
+    library, gpu, where, source, *_ = given[0]
+    assert (gpu, where, source[:2]) == ('cuda', folder, ('tiny', 'fp16'))
+    assert given[0][7] == 7
+    assert main(['engine', 'selftest', str(folder), '--json']) == 1
+    assert told(capsys) == report
