@@ -332,6 +332,8 @@ def bench_gpu(profile: str, device: str, out: Path, seconds: float, only: str,
 @click.option('--seed', type=int, default=0, show_default=True, help='Seed of the drive.')
 @click.option('--draft', default='default', show_default=True,
               help="An embedded draft by name, a folder, or 'none'.")
+@click.option('--tokens', type=int, help="Budget of a reasoning. Default: the profile's; random "
+              'weights spend all of it.')
 @click.option('--fp8', is_flag=True,
               help='Prefill, verify and flow read e4m3 weights; alpamayo-r1 only.')
 @click.option('--loop', default='', help='while, sync, pipelined, eager or host. Default: '
@@ -350,8 +352,9 @@ def bench_gpu(profile: str, device: str, out: Path, seconds: float, only: str,
               help='How products are cut, written by bench kernels.')
 @reports()
 def bench_frame(profile: str, device: str, frames: int, checkpoint: Path | None, seed: int,
-                draft: str, fp8: bool, loop: str, reuse_in: str, per_prompt: int,
-                trace: Path | None, eager: int, plans: Path | None) -> Mapping[str, Any]:
+                draft: str, tokens: int | None, fp8: bool, loop: str, reuse_in: str,
+                per_prompt: int, trace: Path | None, eager: int, plans: Path | None
+                ) -> Mapping[str, Any]:
     """
     Time whole frames stage by stage, and compare what they say and drive.
 
@@ -367,4 +370,4 @@ def bench_frame(profile: str, device: str, frames: int, checkpoint: Path | None,
                                  'alpamayo-r1, or use bench device-frame')
     from rspec_planner.evaluate.bench import bench_frame as measure
     return measure(profile, device, frames, checkpoint=checkpoint, seed=seed, draft=draft,
-                   loop=loop)
+                   loop=loop, tokens=tokens)

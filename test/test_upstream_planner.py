@@ -14,17 +14,27 @@
 """A user points the planner at a released folder and gets a plan; weights are noise, ids real."""
 
 import json
+import shutil
 
+from click.testing import CliRunner
 import pytest
 from qwen_folder import write_tokenizer_folder
 import torch
-from upstream_rig import edit_config, IMAGE_PAD, released_profile
+from upstream_rig import edit_config, edit_shard, IMAGE_PAD, released_profile
 
+from rspec_planner.cli import cli
 from rspec_planner.errors import EngineError
+from rspec_planner.evaluate.bench import bench_frame
 from rspec_planner.evaluate.synthetic_checkpoint import write_checkpoint
 from rspec_planner.loading import warm_up_observation
 from rspec_planner.planner.pipeline import Planner
 from rspec_planner.planner.prompt import build_prompt
+from rspec_planner.world.drive import Drive
+from rspec_planner.world.record import record_world, RecordOptions
+from rspec_planner.world.rig import Rig
+
+#: cameras of 16:9, as the released models expect them
+RIG = Rig(width=576, height=320)
 
 
 @pytest.fixture(scope='module')
@@ -90,3 +100,49 @@ def test_a_tokenizer_with_other_ids_is_refused(folder, tmp_path):
     edit_config(tmp_path, **config)
     with pytest.raises(EngineError, match='image_pad is 151655.*says 151654'):
         Planner.load(tmp_path, draft=None)
+
+
+@pytest.fixture
+def decided(folder, tmp_path):
+    """Return a copy whose head always says <|traj_future_start|>, on a nearly straight path."""
+    copy = shutil.copytree(folder, tmp_path / 'decided')
+
+    def decide(tensors):
+        for name, row, value in (('embed_tokens', slice(None), 60.0), ('lm_head', slice(None), 0),
+                                 ('lm_head', 155_681, 60.0)):
+            for key in [key for key in tensors if key.endswith(f'{name}.weight')]:
+                tensors[key][row, 0] = value
+
+    for number in (0, 1):
+        edit_shard(copy, decide, number)
+    config = json.loads((copy / 'config.json').read_text())
+    edit_config(copy, action_space_cfg={**config['action_space_cfg'], 'curvature_std': 1e-4,
+                                        'accel_std': 0.1})
+    return copy
+
+
+def test_the_command_plans_a_bag_with_it(decided, tmp_path):
+    bag = tmp_path / 'drive.mcap'
+    record_world(bag, Drive(('crosswalk',), 1, rig=RIG), 2.2, RecordOptions(encoding='jpeg'),
+                 rig=RIG)
+    done = CliRunner().invoke(cli, ['plan', str(bag), '--checkpoint', str(decided), '--json'])
+    assert done.exit_code == 0, done.output + str(done.exception)
+    report = json.loads(done.stdout.splitlines()[-1])
+    assert report['plans'] >= 2
+    plans = [json.loads(line) for line in open(report['records'], encoding='utf-8')]
+    assert all(plan['complete'] and plan['tokens'][-1] == 155_681 for plan in plans)
+    assert all(len(plan['poses']) == 65 for plan in plans)
+
+
+def test_noise_that_never_decides_is_not_driven(folder, tmp_path):
+    planner = Planner.load(folder, max_reasoning_tokens=4)
+    verdict = planner.plan(warm_up_observation(planner.profile)).verdict
+    assert (verdict.accepted, verdict.reason) == (False, 'reasoning_incomplete')
+
+
+def test_the_bench_times_frames_on_it(folder):
+    report = bench_frame('alpamayo-r1', 'cpu', 1, checkpoint=folder, loop='while', warm_up=0,
+                         tokens=3)
+    assert report['profile'].startswith('alpamayo') and report['draft'] == ''
+    assert report['token_mismatches'] == 0 and report['precision'] == 'float32'
+    assert report['tokens'] == 3

@@ -38,6 +38,8 @@ import numpy as np
 import torch
 
 from rspec_planner.errors import ConfigurationError
+from rspec_planner.planner.checkpoints import existing_device, open_checkpoint, open_draft
+from rspec_planner.planner.drafts import EMBEDDED, EMBEDDED_NAMES
 from rspec_planner.planner.history import to_local
 from rspec_planner.planner.observation import Observation
 from rspec_planner.planner.pipeline import Planner
@@ -139,13 +141,17 @@ def _allocated(planner: Planner) -> int:
     return int(torch.cuda.memory_stats(planner.device)['allocation.all.allocated'])
 
 
-def _ways(source: str | Path, device: str, draft: str, loop: str) -> dict[str, _Samples]:
-    """Return the planners that are compared, by name."""
-    chosen = None if draft == 'none' else draft
+def _ways(source: str | Path, device: str, draft: str, loop: str, tokens: int | None
+          ) -> dict[str, _Samples]:
+    """Return the planners that are compared, by name; they share one target and one draft."""
+    directory = EMBEDDED / source if source in EMBEDDED_NAMES else Path(source)
+    target, tokenizer = open_checkpoint(directory, existing_device(device))
+    routine = open_draft(None if draft == 'none' else draft, directory, target)
     options: dict[str, dict[str, Any]] = {
-        'streaming': {'draft': chosen, 'reuse': True}, 'stateless': {'draft': chosen},
-        'autoregressive': {}, 'cold': {'draft': chosen, 'use_vision_cache': False}}
-    return {name: _Samples(Planner.load(source, device=device, loop=loop, **option))
+        'streaming': {'draft': routine, 'reuse': True}, 'stateless': {'draft': routine},
+        'autoregressive': {}, 'cold': {'draft': routine, 'use_vision_cache': False}}
+    return {name: _Samples(Planner(target, tokenizer, loop=loop, max_reasoning_tokens=tokens,
+                                   **option))
             for name, option in options.items()}
 
 
@@ -164,13 +170,15 @@ def hardware(device: torch.device) -> str:
 
 def bench_frame(profile: str = 'tiny', device: str = 'cpu', frames: int = 40, *,
                 checkpoint: str | Path | None = None, seed: int = 0, draft: str = 'default',
-                loop: str = '', warm_up: int = WARM_UP) -> dict[str, Any]:
+                loop: str = '', warm_up: int = WARM_UP, tokens: int | None = None
+                ) -> dict[str, Any]:
     """
     Time whole frames of a profile; `p50` at the top is that of streaming frames, in ms.
 
     frames: measured frames, after `warm_up` others. checkpoint: a folder in place of the
     profile's embedded weights. draft: 'none' for a checkpoint without one. loop: see
-    `planner.device_stages`, by default 'while' on a GPU and 'host' elsewhere. Raises
+    `planner.device_stages`, by default 'while' on a GPU and 'host' elsewhere. tokens: budget of
+    a reasoning, by default the profile's; random weights spend all of it. Raises
     ConfigurationError for a count below 1.
 
     token_mismatches counts frames of all ways that say something else than the autoregressive
@@ -180,7 +188,7 @@ def bench_frame(profile: str = 'tiny', device: str = 'cpu', frames: int = 40, *,
     if frames < 1:
         raise ConfigurationError(f'frames {frames}: must be at least 1')
     loop = loop or ('host' if device == 'cpu' else 'while')
-    ways = _ways(profile if checkpoint is None else checkpoint, device, draft, loop)
+    ways = _ways(profile if checkpoint is None else checkpoint, device, draft, loop, tokens)
     streaming = ways['streaming'].planner
     cameras = streaming.profile.cameras
     observations = list(drive_observations(frames + warm_up, cameras.width, cameras.height,
@@ -193,7 +201,7 @@ def bench_frame(profile: str = 'tiny', device: str = 'cpu', frames: int = 40, *,
     place = torch.device(device)
     return {'profile': streaming.profile.name, 'device': device, 'hardware': hardware(place),
             'processors': len(os.sched_getaffinity(0)), 'threads': torch.get_num_threads(),
-            'precision': 'fp32', 'frames': frames, 'draft': streaming.draft_name,
+            'precision': streaming.precision, 'frames': frames, 'draft': streaming.draft_name,
             'p50': found['streaming']['p50'], 'tokens': found['streaming']['tokens'],
             'torch': torch.__version__, 'loop': loop, **_agreement(ways), **found}
 

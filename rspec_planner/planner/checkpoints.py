@@ -20,13 +20,16 @@ user puts `tokenizer.json` of the backbone into it, or into `tokenizer/` inside 
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import torch
 
-from rspec_planner.errors import EngineError
-from rspec_planner.model.checkpoint import load_target
+from rspec_planner.errors import ConfigurationError, EngineError
+from rspec_planner.model.checkpoint import CONFIG_NAME, load_target, REMEDY
 from rspec_planner.model.config import ProfileConfig
+from rspec_planner.model.draft import Draft
+from rspec_planner.model.draft_checkpoint import load_draft
 from rspec_planner.model.target import Target
 from rspec_planner.model.upstream_config import read_upstream_config, UpstreamConfig
 from rspec_planner.model.upstream_folder import is_upstream
@@ -57,6 +60,21 @@ def open_checkpoint(directory: str | Path, device: torch.device,
     return target, open_tokenizer(directory, target.cfg)
 
 
+def folder_profile(directory: str | Path) -> ProfileConfig:
+    """Return the profile of a folder without reading weights; EngineError names the fault."""
+    if is_upstream(directory):
+        config = read_upstream_config(directory)
+        refuse_unknown_prompt(directory, config)
+        return config.profile
+    path = Path(directory) / CONFIG_NAME
+    try:
+        return ProfileConfig.from_dict(json.loads(path.read_text(encoding='utf-8')))
+    except OSError as error:
+        raise EngineError(f'{path} cannot be read ({error.strerror}): {REMEDY}') from error
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise EngineError(f'{path} is not a profile ({error}): {REMEDY}') from error
+
+
 def refuse_unknown_prompt(directory: str | Path, config: UpstreamConfig) -> None:
     """Raise EngineError for a model whose weights are read but whose prompt is not known."""
     if not config.family.plans:
@@ -83,6 +101,24 @@ def tokenizer_folder(directory: str | Path) -> Path:
             return place
     raise EngineError(f'{directory} holds no {TOKENIZER_FILE}, as released: copy that of '
                       f'Qwen/Qwen3-VL-8B-Instruct into it, or into {places[1]}')
+
+
+def existing_device(name: str) -> torch.device:
+    """Return a device that exists; ConfigurationError for any other name."""
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ConfigurationError(f'device {name!r} is unknown; use cpu or cuda') from error
+    if device.type == 'cuda' and not torch.cuda.is_available():
+        raise ConfigurationError(f'device {name!r}: PyTorch sees no CUDA device; use cpu')
+    return device
+
+
+def open_draft(draft: str | None, directory: Path, target: Target) -> Draft | None:
+    """Return the draft of `chosen_draft` bound to the target, in its dtype; None for none."""
+    folder = chosen_draft(draft, directory)
+    return None if folder is None else \
+        load_draft(folder, target, dtype=target.dtype, checkpoint=directory)
 
 
 def chosen_draft(draft: str | None, directory: Path) -> Path | None:

@@ -35,10 +35,9 @@ from rspec_planner.decode.stats import DecodeStats
 from rspec_planner.errors import ConfigurationError, InputError
 from rspec_planner.model.config import ProfileConfig
 from rspec_planner.model.draft import Draft
-from rspec_planner.model.draft_checkpoint import load_draft
 from rspec_planner.model.target import Target
 from rspec_planner.model.unicycle import UnicycleActionSpace
-from rspec_planner.planner.checkpoints import chosen_draft, open_checkpoint
+from rspec_planner.planner.checkpoints import existing_device, open_checkpoint, open_draft
 from rspec_planner.planner.device_stages import DeviceStages
 from rspec_planner.planner.drafts import EMBEDDED, EMBEDDED_NAMES
 from rspec_planner.planner.frame_stages import FrameStages, StageMaker, Stages, torch_stages
@@ -134,10 +133,8 @@ class Planner:
         """
         embedded = checkpoint in EMBEDDED_NAMES
         directory = EMBEDDED / checkpoint if embedded else Path(checkpoint)
-        target, tokenizer = open_checkpoint(directory, _device(device), dtype)
-        folder = chosen_draft(draft, directory)
-        routine = None if folder is None else \
-            load_draft(folder, target, dtype=target.dtype, checkpoint=directory)
+        target, tokenizer = open_checkpoint(directory, existing_device(device), dtype)
+        routine = open_draft(draft, directory, target)
         return cls(target, tokenizer, seed=seed, num_samples=num_samples,
                    flow_steps=flow_steps, max_reasoning_tokens=max_reasoning_tokens,
                    use_vision_cache=use_vision_cache, draft=routine, reuse=reuse,
@@ -276,17 +273,6 @@ def _positive(name: str, value: int | None, default: int) -> int:
     if chosen < 1:
         raise ConfigurationError(f'{name}: {chosen}, must be at least 1')
     return chosen
-
-
-def _device(name: str) -> torch.device:
-    """Return a device that exists."""
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise ConfigurationError(f'device {name!r} is unknown; use cpu or cuda') from error
-    if device.type == 'cuda' and not torch.cuda.is_available():
-        raise ConfigurationError(f'device {name!r}: PyTorch sees no CUDA device; use cpu')
-    return device
 
 
 def _synchronizer(device: torch.device) -> Callable[[], None] | None:
