@@ -14,23 +14,29 @@
 """Start the planner node, and RViz when asked for."""
 
 from launch import LaunchDescription
-from launch.actions import DeclareLaunchArgument, SetEnvironmentVariable
+from launch.actions import DeclareLaunchArgument, OpaqueFunction, SetEnvironmentVariable
 from launch.conditions import IfCondition
 from launch.substitutions import LaunchConfiguration
 from launch_ros.actions import Node
 from launch_ros.parameter_descriptions import ParameterValue
 
-from rspec_planner.command_line import default_remaps
+from rspec_planner.command_line import ODOMETRY_TOPIC
+from rspec_planner.planner.camera_roles import ROLES
 from rspec_planner.transport import config_path, fastdds_environment
 
+#: what may be mapped for as many cameras as a checkpoint can have; without a mapping the node
+#: takes the topics of the roles in cameras.ids, which this file does not know
+CAMERA_NAMES = tuple(f'~/input/{kind}{place}' for kind in ('image', 'camera_info')
+                     for place in range(len(ROLES)))
 #: inputs and outputs that keep their own name, below the node's, unless they are mapped
 OWN_NAMES = ('~/input/navigation_text', '~/output/path', '~/output/trajectory',
              '~/output/trajectories', '~/output/reasoning', '~/output/stop_trajectory')
 
 
 def topic_arguments():
-    """Return argument name -> (topic in code, default topic) of every input and output."""
-    topics = {**default_remaps(), **{name: name for name in OWN_NAMES}}
+    """Return argument name -> (topic in code, default topic or '') of every input and output."""
+    topics = {**{name: '' for name in CAMERA_NAMES}, '~/input/odometry': ODOMETRY_TOPIC,
+              **{name: name for name in OWN_NAMES}}
     return {name.removeprefix('~/').replace('/', '_'): (name, topic)
             for name, topic in topics.items()}
 
@@ -49,15 +55,18 @@ def declare_arguments():
         ('rviz_config', str(config_path('rspec_planner.rviz')),
          'RViz configuration file; rspec_planner_autoware.rviz beside it has Autoware displays.'),
     ]
-    topics = [(argument, topic, f'Topic that {name} is mapped to.')
+    topics = [(argument, topic, f'Topic that {name} is mapped to'
+               + ('.' if topic else '; empty for the topic of its role in cameras.ids.'))
               for argument, (name, topic) in topic_arguments().items()]
     return [DeclareLaunchArgument(name, default_value=default, description=description)
             for name, default, description in plain + topics]
 
 
-def planner_node():
-    """Return the node with its parameters and remaps."""
-    return Node(
+def planner_node(context):
+    """Return the node with its parameters and the remaps that were asked for."""
+    targets = {name: LaunchConfiguration(argument).perform(context)
+               for argument, (name, _) in topic_arguments().items()}
+    return [Node(
         package='rspec_planner', executable='rspec_planner_node', name='rspec_planner',
         namespace=LaunchConfiguration('namespace'), output='screen',
         respawn=LaunchConfiguration('use_respawn'), respawn_delay=2.0,
@@ -65,9 +74,8 @@ def planner_node():
             LaunchConfiguration('rspec_planner_param_path'),
             {'use_sim_time': ParameterValue(LaunchConfiguration('use_sim_time'), value_type=bool),
              'autostart': ParameterValue(LaunchConfiguration('autostart'), value_type=bool)}],
-        remappings=[(name, LaunchConfiguration(argument))
-                    for argument, (name, _) in topic_arguments().items()],
-        arguments=['--ros-args', '--log-level', LaunchConfiguration('log_level')])
+        remappings=[(name, topic) for name, topic in targets.items() if topic],
+        arguments=['--ros-args', '--log-level', LaunchConfiguration('log_level')])]
 
 
 def generate_launch_description():
@@ -79,4 +87,5 @@ def generate_launch_description():
                 parameters=[{'use_sim_time': ParameterValue(
                     LaunchConfiguration('use_sim_time'), value_type=bool)}],
                 condition=IfCondition(LaunchConfiguration('rviz')))
-    return LaunchDescription([*declare_arguments(), *environment, planner_node(), rviz])
+    return LaunchDescription([*declare_arguments(), *environment,
+                              OpaqueFunction(function=planner_node), rviz])

@@ -229,6 +229,7 @@ class NodeRig:
     def drive(self, t0_ns: int, *, cameras: Sequence[str] = CAMERAS.names,
               encoding: str = 'rgb8', odometry: bool = True, frames: int = 4) -> int:
         """Publish everything that a plan at t0 needs, the anchor's newest frame last."""
+        self._await_listeners()
         if odometry:
             for step in range(34, -1, -1):
                 self.odometry(t0_ns - step * 50_000_000)
@@ -237,6 +238,15 @@ class NodeRig:
             for name in sorted(cameras, key=lambda name: name == CAMERAS.anchor):
                 self.image(name, t0_ns - step * 100_000_000, encoding)
         return t0_ns
+
+    def _await_listeners(self) -> None:
+        """Wait until the node knows who listens to its plans; before, they go to nobody."""
+        if self.node._made is None:
+            return
+        outputs = self.node._made.outputs
+        wait_until(lambda: all(publisher.get_subscription_count() > 0 for publisher in (
+            outputs._path, outputs._trajectory, outputs._reasoning, outputs._stamped,
+            outputs._marker)), 'match of the outputs')
 
     def forget_sent(self) -> None:
         """Count only odometry that is sent from now on."""

@@ -30,8 +30,9 @@ import types
 import pytest
 import yaml
 
-from rspec_planner.command_line import default_remaps
+from rspec_planner.command_line import camera_topic, default_remaps, ros_arguments
 from rspec_planner.parameters import is_ros_parameter, schema_fields
+from rspec_planner.planner.camera_roles import ROLES
 from rspec_planner.planner.timing import STAGES
 from rspec_planner.transport import config_path
 
@@ -50,12 +51,16 @@ class Action:
     def items(self):
         return self.args
 
+    def perform(self, context):
+        return context[self.args[0]]
+
 
 def stand_ins():
     modules = {
         'launch': ['LaunchDescription'],
         'launch.actions': ['DeclareLaunchArgument', 'SetEnvironmentVariable', 'EmitEvent',
-                           'ExecuteProcess', 'IncludeLaunchDescription', 'RegisterEventHandler'],
+                           'ExecuteProcess', 'IncludeLaunchDescription', 'OpaqueFunction',
+                           'RegisterEventHandler'],
         'launch.conditions': ['IfCondition', 'LaunchConfigurationNotEquals'],
         'launch.event_handlers': ['OnProcessExit'],
         'launch.events': ['Shutdown'],
@@ -82,6 +87,27 @@ def load(path):
     return module.generate_launch_description().args[0]
 
 
+def expanded(actions, values):
+    """Return the actions with those that functions add for the values of the arguments."""
+    made = []
+    for action in actions:
+        made += action.options['function'](values) if action.kind == 'OpaqueFunction' else [action]
+    return made
+
+
+def defaults_of(actions):
+    return {name: options['default_value'] for name, options in arguments_of(actions).items()
+            if 'default_value' in options}
+
+
+class Asked(dict):
+    """Values of arguments that remembers which ones were asked for."""
+
+    def __missing__(self, name):
+        self[name] = ''
+        return ''
+
+
 @pytest.fixture
 def described(monkeypatch):
     for name, module in stand_ins().items():
@@ -97,6 +123,11 @@ def arguments_of(actions):
 def used_configurations(thing, found):
     """Collect the names of all LaunchConfigurations below an action."""
     if isinstance(thing, Action):
+        if thing.kind == 'OpaqueFunction':
+            asked = Asked()
+            used_configurations(thing.options['function'](asked), found)
+            found.update(asked)
+            return found
         if thing.kind in ('LaunchConfiguration', 'LaunchConfigurationNotEquals'):
             found.add(thing.args[0])
         for part in (*thing.args, *thing.options.values()):
@@ -124,8 +155,9 @@ def test_every_argument_is_described_and_every_used_one_declared(described, path
     assert used_configurations(actions, set()) == set(declared)
 
 
-def planner_of(actions):
-    return next(action for action in actions if action.kind == 'Node'
+def planner_of(actions, **given):
+    values = defaults_of(actions) | given
+    return next(action for action in expanded(actions, values) if action.kind == 'Node'
                 and action.options['package'] == 'rspec_planner')
 
 
@@ -139,17 +171,33 @@ def test_each_parameter_passed_is_declared_by_the_node(described):
 
 
 def test_remaps_are_those_of_the_node_without_launch(described):
-    actions = described(FOLDER / 'planner.launch.py')
-    declared = arguments_of(actions)
-    remaps = {name: declared[target.args[0]]['default_value']
-              for name, target in planner_of(actions).options['remappings']}
-    for name, topic in default_remaps().items():
-        assert remaps[name] == topic
-    # what is not an input of the vehicle keeps its own name, so that it follows the namespace
-    assert {name: topic for name, topic in remaps.items() if name not in default_remaps()} == {
+    remaps = dict(planner_of(described(FOLDER / 'planner.launch.py')).options['remappings'])
+    assert remaps.pop('~/input/odometry') == default_remaps()['~/input/odometry']
+    # cameras are left to the node, which knows their roles; what is not an input of the vehicle
+    # keeps its own name, so that it follows the namespace
+    assert remaps == {
         name: name for name in ('~/input/navigation_text', '~/output/path', '~/output/trajectory',
                                 '~/output/trajectories', '~/output/reasoning',
                                 '~/output/stop_trajectory')}
+
+
+@pytest.mark.parametrize('count', [1, 5, 6, 7])
+def test_as_many_cameras_can_be_mapped_as_there_are_roles(described, count):
+    actions = described(FOLDER / 'planner.launch.py')
+    given = {f'input_{kind}{place}': f'/my/{kind}{place}'
+             for kind in ('image', 'camera_info') for place in range(count)}
+    assert set(given) <= set(arguments_of(actions))
+    remaps = dict(planner_of(actions, **given).options['remappings'])
+    assert {name.removeprefix('~/').replace('/', '_'): topic for name, topic in remaps.items()
+            if topic.startswith('/my/')} == given
+    assert len([name for name in remaps if '/image' in name]) == count
+    # the node's own defaults come behind, so that a mapping wins and the others go by role
+    ids = list(range(count))
+    full = ros_arguments(['--ros-args', '-p', f'cameras.ids:={ids}', '-r',
+                          f'~/input/image{count - 1}:=/my/last'])
+    last = [part for part in full if part.startswith(f'~/input/image{count - 1}:=')]
+    assert last[0].endswith('/my/last') and len(last) == 2
+    assert f'~/input/image0:={camera_topic(ROLES[0].name)}' in full
 
 
 def test_included_files_get_arguments_that_they_declare(described):

@@ -30,7 +30,7 @@ import numpy as np
 import pytest
 from rcl_interfaces.srv import GetParameters
 import rclpy
-from test_launch import Action, arguments_of, FOLDER, load, stand_ins
+from test_launch import Action, defaults_of, expanded, FOLDER, load, stand_ins
 
 from rspec_planner.live.processes import Processes
 from rspec_planner.live.recorded import read_drive
@@ -58,10 +58,9 @@ class Launched:
     """The processes that launch and launch_ros start for given arguments of one file."""
 
     def __init__(self, name: str, **given: str) -> None:
-        self._actions = load(FOLDER / name)
-        self._values = {key: options['default_value']
-                        for key, options in arguments_of(self._actions).items()
-                        if 'default_value' in options} | given
+        actions = load(FOLDER / name)
+        self._values = defaults_of(actions) | given
+        self._actions = expanded(actions, self._values)
 
     def value(self, thing):
         if isinstance(thing, Action):
@@ -163,7 +162,9 @@ def test_a_node_without_autostart_waits_for_its_manager(peer, tmp_path):
 
 
 def test_respawn_and_optional_processes_are_asked_for():
-    node = next(action for action in load(FOLDER / 'planner.launch.py') if action.kind == 'Node')
+    actions = load(FOLDER / 'planner.launch.py')
+    node = next(action for action in expanded(actions, defaults_of(actions))
+                if action.kind == 'Node')
     assert node.options['respawn'].args == ('use_respawn',)
     assert node.options['respawn_delay'] == 2.0
     assert list(Launched('planner.launch.py').nodes()) == ['rspec_planner']
