@@ -64,12 +64,12 @@ def test_every_frame_is_received_lost_or_left_out_by_design():
         inputs={'image0_received': 95, 'image1_received': 90, 'skipped_total': 15,
                 'image0_rate_hz': 10.0},
         inference_status={'published_total': 50, 'superseded_total': 5, 'rate_limited_total': 18,
-                          'rejected_total': 1}))
+                          'rejected_total': 1}, latency={'deadline_misses': 2}))
     sent = {'frames': 100, 'frame_bytes': 7, 'inputs_ms': {}}
     report = report_of(Case('raw', 30.0, 'default'), heard, sent, 5.0, 2.0)
     assert (report['sent'], report['received']) == (200, 185)
     assert report['transport_loss'] == 0.075
-    assert report['unaccounted'] == 90 - 50 - 15 - 5 - 18 - 1
+    assert report['unaccounted'] == 90 - 50 - 15 - 5 - 18 - 1 - 2
     assert report['name'] == 'raw 30 Hz, default profile'
 
 
@@ -95,11 +95,12 @@ def test_a_node_that_hears_nothing_lost_everything():
 
 
 def test_memory_is_compared_after_the_start():
-    samples = [(float(t), 100.0 + (50.0 if t < 5 else 0.0) + 0.1 * t) for t in range(0, 65)]
+    samples = [(float(t), 100.0 + (50.0 if t < 13 else 0.0) + 0.1 * t) for t in range(0, 65)]
     grown = memory_of(samples)
     assert grown['memory_mib_per_minute'] == pytest.approx(6.0)
     assert grown['memory_mib'] == pytest.approx(106.4)
-    assert memory_of([(0.0, 5.0)]) == {'memory_mib': 0.0, 'memory_mib_per_minute': 0.0}
+    assert grown['memory_growth_mib'] == pytest.approx(4.7)  # 5 s tenths, 47 s apart
+    assert memory_of([(0.0, 5.0)])['memory_growth_mib'] == memory_of([])['memory_mib'] == 0.0
 
 
 def test_cases_are_those_of_both_profiles():

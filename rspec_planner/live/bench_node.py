@@ -55,7 +55,8 @@ from rspec_planner.transport import PROFILE_VARIABLE
 MODULE = 'rspec_planner.live.bench_processes'
 SECONDS = (5.0, 3600.0)
 START_S = 60.0
-SETTLED_S = 5.0  # of plans, before memory is compared
+#: before memory is compared: caches of Fast DDS and of the allocator fill in the first minutes
+SETTLED_S, SETTLED_SHARE = 5.0, 0.2
 #: what the inputs diagnostic says of messages that are missing
 CAUSES = {'transport': 'lost in transport: set', 'computer': 'this computer is too busy'}
 #: Fast DDS as it is without any profile: a file, because every process of ours sets one otherwise
@@ -241,9 +242,10 @@ def report_of(case: Case, heard: Heard, sent: Mapping[str, Any], seconds: float,
     loss = 1.0 - (sum(received) + overflowed) / (frames * len(received)) \
         if received and frames else 1.0
     anchor = received[1] if len(received) > 1 else 0
-    by_design = {name: heard.count(task, f'{name}_total') for task, name in (
-        ('inputs', 'skipped'), ('inference_status', 'superseded'),
-        ('inference_status', 'rate_limited'), ('inference_status', 'rejected'))}
+    by_design = {name.removesuffix('_total'): heard.count(task, name) for task, name in (
+        ('inputs', 'skipped_total'), ('inference_status', 'superseded_total'),
+        ('inference_status', 'rate_limited_total'), ('inference_status', 'rejected_total'),
+        ('latency', 'deadline_misses'))}
     published = heard.count('inference_status', 'published_total')
     return {'name': case.name, 'encoding': case.encoding, 'rate_hz': case.rate_hz,
             'profile': case.profile, 'frame_bytes': sent['frame_bytes'],
@@ -256,10 +258,21 @@ def report_of(case: Case, heard: Heard, sent: Mapping[str, Any], seconds: float,
 
 
 def memory_of(samples: Sequence[tuple[float, float]]) -> dict[str, float]:
-    """Return resident memory in MiB once plans flow, and its slope in MiB per minute."""
-    settled = [(t, mib) for t, mib in samples if t >= samples[0][0] + SETTLED_S]
+    """
+    Return resident memory in MiB, its slope and its growth once the process has settled.
+
+    Growth is the median of the last tenth minus that of the first tenth, MiB; `samples` are
+    seconds and MiB.
+    """
+    spent = samples[-1][0] - samples[0][0] if samples else 0.0
+    settled = [(t, mib) for t, mib in samples
+               if t >= samples[0][0] + max(SETTLED_S, SETTLED_SHARE * spent)]
     if len(settled) < 2:
-        return {'memory_mib': settled[-1][1] if settled else 0.0, 'memory_mib_per_minute': 0.0}
+        return {'memory_mib': settled[-1][1] if settled else 0.0, 'memory_mib_per_minute': 0.0,
+                'memory_growth_mib': 0.0}
     times, values = (np.array(column) for column in zip(*settled))
     slope = float(np.polyfit((times - times[0]) / 60.0, values, 1)[0])
-    return {'memory_mib': round(float(values[-1]), 1), 'memory_mib_per_minute': round(slope, 3)}
+    tenth = max(1, len(values) // 10)
+    growth = float(np.median(values[-tenth:]) - np.median(values[:tenth]))
+    return {'memory_mib': round(float(values[-1]), 1), 'memory_mib_per_minute': round(slope, 3),
+            'memory_growth_mib': round(growth, 2)}
