@@ -185,6 +185,21 @@ def train_cache_target(out: Path, **options: Any) -> Mapping[str, Any]:
     return cache_target(out, **options)
 
 
+@train.command('convert-draft')
+@click.argument('source', type=click.Path(path_type=Path))
+@click.option('--target', required=True, help='The checkpoint folder that it was trained for.')
+@click.option('--out', type=click.Path(path_type=Path), required=True)
+@click.option('--block', type=int, default=0, help='Anchor and proposals; 0: as config.json '
+              'says.')
+@click.option('--window', type=int, default=0, help='Context rows that it sees; 0: all.')
+@click.option('--revision', default='', help='Git revision for the manifest.')
+@reports()
+def train_convert_draft(source: Path, out: Path, **options: Any) -> Mapping[str, Any]:
+    """Turn a public DFlash or EAGLE-3 draft into a checkpoint of ours."""
+    from rspec_planner.train.convert_draft import convert_draft
+    return convert_draft(source, out, **options)
+
+
 @click.group(context_settings=CONTEXT)
 def bench() -> None:
     """Measure latency on this machine."""
@@ -326,7 +341,7 @@ def bench_gpu(profile: str, device: str, out: Path, seconds: float, only: str,
 @click.option('--profile', default='tiny', show_default=True)
 @click.option('--device', default='cpu', show_default=True)
 @click.option('--frames', type=int, default=40, show_default=True,
-              help='Measured frames, after a second and a half of warm-up.')
+              help='Measured frames, after some of warm-up.')
 @click.option('--checkpoint', type=click.Path(path_type=Path),
               help="A folder in place of the profile's embedded weights.")
 @click.option('--seed', type=int, default=0, show_default=True, help='Seed of the drive.')

@@ -21,7 +21,7 @@ it costs one or two of them, and the text is that of decoding one token a forwar
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -33,19 +33,21 @@ from rspec_planner.engine.kernels.frame import Slot
 class GuessedText:
     """Overwrites proposals with the tokens that follow in a guessed text."""
 
-    def __init__(self, frame: FrameBuffers, room: int, width: int) -> None:
-        """Make the buffers for texts of up to `room` tokens and blocks of `width`."""
+    def __init__(self, frame: FrameBuffers, room: int) -> None:
+        """Make the buffers for texts of up to `room` tokens."""
         device = frame.device
         self._frame = frame
         self._text = torch.zeros(room + 1, dtype=torch.int64, device=device)  # its length last
         self._host = torch.zeros(room + 1, dtype=torch.int64, pin_memory=device.type == 'cuda')
-        self._index = torch.arange(room, device=device)
-        self._block = torch.arange(width - 1, device=device)
+        self._overwrite: Callable[..., None] = guess
+        if device.type == 'cuda':
+            from rspec_planner.engine.kernels.guess import guess as kernel
+            self._overwrite = kernel
 
-    def write(self, guess: Sequence[int]) -> None:
+    def write(self, text: Sequence[int]) -> None:
         """Take the guess of the next frame; what exceeds the room is left out."""
-        room = len(self._index)
-        kept = tuple(guess[:room])
+        room = len(self._host) - 1
+        kept = tuple(text[:room])
         self._host.zero_()
         self._host[:len(kept)] = torch.tensor(kept, dtype=torch.int64)
         self._host[room] = len(kept)
@@ -53,14 +55,22 @@ class GuessedText:
 
     def __call__(self, proposals: Tensor) -> None:
         """Overwrite proposals (B - 1,) while all that was generated equals the guess."""
-        frame, room = self._frame, len(self._index)
-        text, length = self._text[:room], self._text[room:]
-        said = frame.at(Slot.GENERATED)
-        first = frame.at(Slot.P) + 1 - said
-        at = (self._index + first).clamp_(max=frame.capacity - 1)
-        same = frame.tokens.index_select(0, at) == text
-        alive = (same | (self._index >= said)).all()
-        following = self._block + said
-        known = (following < length) & alive
-        proposals.copy_(torch.where(
-            known, text.index_select(0, following.clamp_(max=room - 1)), proposals))
+        self._overwrite(self._frame.numbers, self._frame.tokens, self._text, proposals)
+
+
+def guess(frame: Tensor, tokens: Tensor, text: Tensor, proposals: Tensor) -> None:
+    """
+    Overwrite proposals (B - 1,) with what follows in a text whose beginning was generated.
+
+    frame: (Slot.SIZE,) int64; tokens: (capacity,) int64, committed up to P. text: (room + 1,)
+    int64, its last entry the number of its tokens. A text that was left stays left, and what
+    lies behind its end keeps the proposal. The kernel of the same name does this on a GPU.
+    """
+    room = len(text) - 1
+    said, length = frame[Slot.GENERATED:Slot.GENERATED + 1], text[room:]
+    index = torch.arange(room, device=text.device)
+    at = (index + frame[Slot.P] + 1 - said).clamp(0, len(tokens) - 1)
+    alive = ((tokens[at] == text[:room]) | (index >= said)).all()
+    following = torch.arange(len(proposals), device=text.device) + said
+    taken = (following < length) & alive
+    proposals.copy_(torch.where(taken, text[following.clamp(max=room - 1)], proposals))

@@ -81,7 +81,7 @@ class DeviceFrame:
         rows += -rows % _CHUNK
         self.frame = FrameBuffers(rows, prompt_rows, guess_room, cfg.tokens, samples,
                                   cfg.action_space.n_waypoints, device, budget)
-        self._guessed = GuessedText(self.frame, budget, width) if narrow_guess else None
+        self._guessed = GuessedText(self.frame, budget) if narrow_guess else None
         self.cache = KVCache(cfg.text, 1, rows, target.dtype, device)
         layers = draft.cfg.taps if draft is not None else ()
         self.taps = DeviceTaps(layers, rows, cfg.text.hidden_size, target.dtype, device)

@@ -27,7 +27,8 @@ import torch
 
 from rspec_planner.model.config import ProfileConfig
 from rspec_planner.model.dflash import Dflash
-from rspec_planner.model.draft import dflash_config
+from rspec_planner.model.draft import dflash_config, Draft, eagle3_config
+from rspec_planner.model.eagle3 import Eagle3
 from rspec_planner.model.target import Target
 
 
@@ -56,17 +57,33 @@ def random_target(profile: ProfileConfig, device: torch.device, dtype: torch.dty
 
 
 def random_draft(target: Target, *, layers: int = 2, block: int = 16, window: int = 8,
-                 vocabulary: int = 4096, seed: int = 1) -> Dflash:
+                 vocabulary: int = 4096, seed: int = 1, rotary: str = 'flat') -> Dflash:
     """Return a bound draft of a random target; vocabulary: rows of its head, 0 for all."""
     torch.manual_seed(seed)
-    tokens = target.cfg.tokens
-    allowed = min(vocabulary, tokens.forbidden_start)
     cfg = dflash_config(target.cfg, num_layers=layers, block=block, window=window,
-                        draft_vocab=allowed)
+                        rotary=rotary, draft_vocab=min(vocabulary, target.cfg.tokens.forbidden_start))
     with _made_in(target.dtype, target.device):
         draft = Dflash(cfg)
         torch.nn.init.normal_(draft.mask_embedding, std=1.0)
-    draft.bind(target.text, tokens)
-    if allowed:
-        draft.set_vocabulary(torch.arange(allowed))
-    return draft.eval().requires_grad_(False)
+    _lend(draft, target)
+    return draft
+
+
+def random_chain(target: Target, *, block: int = 8, window: int = 8, vocabulary: int = 4096,
+                 seed: int = 1) -> Eagle3:
+    """Return a bound EAGLE-3 draft of a random target, see `random_draft`."""
+    torch.manual_seed(seed)
+    cfg = eagle3_config(target.cfg, block=block, window=window,
+                        draft_vocab=min(vocabulary, target.cfg.tokens.forbidden_start))
+    with _made_in(target.dtype, target.device):
+        draft = Eagle3(cfg)
+    _lend(draft, target)
+    return draft
+
+
+def _lend(draft: Draft, target: Target) -> None:
+    """Bind a draft for inference; a reduced head has the first ids of the vocabulary."""
+    draft.bind(target.text, target.cfg.tokens)
+    if draft.cfg.draft_vocab:
+        draft.set_vocabulary(torch.arange(draft.cfg.draft_vocab))
+    draft.eval().requires_grad_(False)

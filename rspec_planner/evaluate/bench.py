@@ -48,10 +48,12 @@ from rspec_planner.world.rig import Rig
 from rspec_planner.world.scenarios import FAMILIES
 
 STAGES = ('preprocess', 'encode', 'prefill', 'decode', 'action', 'postprocess')
-WARM_UP = 15  # more than the second of frames whose features are kept
+#: frames before the measured ones; a GPU's memory settles with the second of kept features
+WARM_UP, WARM_UP_CUDA = 5, 15
 TURN = 10  # frames; the first of each turn finds the processor's caches cold
 HISTORY, FRAMES = 16, 4
 STEP_NS = 100_000_000
+PRECISIONS = {'float32': 'fp32', 'bfloat16': 'bf16'}
 
 
 def drive_observations(frames: int, width: int, height: int, cameras: tuple[str, ...],
@@ -175,7 +177,7 @@ def bench_frame(profile: str = 'tiny', device: str = 'cpu', frames: int = 40, *,
     """
     Time whole frames of a profile; `p50` at the top is that of streaming frames, in ms.
 
-    frames: measured frames, after `warm_up` others. checkpoint: a folder in place of the
+    frames: measured frames, after `warm_up` others, None for WARM_UP. checkpoint: a folder in place of the
     profile's embedded weights. draft: 'none' for a checkpoint without one. loop: see
     `planner.device_stages`, by default 'while' on a GPU and 'host' elsewhere. tokens: budget of
     a reasoning, by default the profile's; random weights spend all of it. Raises
@@ -187,6 +189,8 @@ def bench_frame(profile: str = 'tiny', device: str = 'cpu', frames: int = 40, *,
     """
     if frames < 1:
         raise ConfigurationError(f'frames {frames}: must be at least 1')
+    if warm_up is None:
+        warm_up = WARM_UP if device == 'cpu' else WARM_UP_CUDA
     loop = loop or ('host' if device == 'cpu' else 'while')
     ways = _ways(profile if checkpoint is None else checkpoint, device, draft, loop, tokens)
     streaming = ways['streaming'].planner

@@ -37,6 +37,7 @@ from rspec_planner.engine.cuda_fp8 import PLANS_FILE as FP8_PLANS
 from rspec_planner.errors import ConfigurationError
 from rspec_planner.evaluate.bench_decode import bench_decode
 from rspec_planner.evaluate.bench_device_frame import bench_device_frame
+from rspec_planner.evaluate.bench_drafts import bench_drafts
 from rspec_planner.evaluate.bench_fp8 import bench_fp8
 from rspec_planner.evaluate.bench_kernels import bench_kernels
 from rspec_planner.evaluate.gpu_goals import goal_table, lines
@@ -69,6 +70,7 @@ def steps(profile: str, device: str, out: Path, tune: bool,
         Step('sync', 20, decode(5, loops=() if few else ('sync',), lengths=(4.6,), eager=0)),
         Step('kernels', 120, lambda: bench_kernels(profile, device, plans=plans)),
         Step('decode', 80, decode(60, eager=1 if few else 3, trace=trace)),
+        Step('drafts', 40, lambda: bench_drafts(profile, device)),
         Step('decode_pdl', 40, decode(20, loops=() if few else ('while',), eager=0, pdl=not few)),
         Step('frame', 60, frame(160, eager=0 if few else 3, trace=trace)),
         Step('frame1000', 160, frame(1000, eager=0 if few else 3, trace=trace)),
@@ -143,7 +145,7 @@ _BRIEF = ('ok', 'error', 'seconds', 'weight_floor_ms', 'verify16_ms', 'verify_ov
           'frame_speedup_vs_original', 'gpu_state', 'reasoning_speedup_vs_eager',
           'reasoning_speedup_vs_graphed_ar', 'kernels_us', 'prefill_attention_us',
           'small_frames', 'verify_check', 'fp8', 'checks', 'fp8_difference', 'unquantised',
-          'quantised')
+          'quantised', 'drafts')
 
 
 def brief(found: dict[str, Any]) -> dict[str, Any]:

@@ -43,13 +43,14 @@ def _nvml(index: int) -> Callable[[], Sample]:
     pynvml: Any = import_module('pynvml')
     pynvml.nvmlInit()
     handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-    ask = {'sm_mhz': lambda: pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM),
-           'memory_mhz': lambda: pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_MEM),
-           'power_w': lambda: pynvml.nvmlDeviceGetPowerUsage(handle) / 1e3,
-           'temperature_c': lambda: pynvml.nvmlDeviceGetTemperature(
-               handle, pynvml.NVML_TEMPERATURE_GPU),
-           'power_limit_w': lambda: pynvml.nvmlDeviceGetEnforcedPowerLimit(handle) / 1e3,
-           'throttle_reasons': lambda: pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)}
+    ask: dict[str, Callable[[], float]] = {
+        'sm_mhz': lambda: pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM),
+        'memory_mhz': lambda: pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_MEM),
+        'power_w': lambda: pynvml.nvmlDeviceGetPowerUsage(handle) / 1e3,
+        'temperature_c': lambda: pynvml.nvmlDeviceGetTemperature(
+            handle, pynvml.NVML_TEMPERATURE_GPU),
+        'power_limit_w': lambda: pynvml.nvmlDeviceGetEnforcedPowerLimit(handle) / 1e3,
+        'throttle_reasons': lambda: pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)}
 
     def sample() -> Sample:
         found = {}

@@ -26,7 +26,9 @@ if not CUDA:
 pytest.importorskip('triton', reason='Triton is not installed: requirements-cuda.txt')
 
 from rspec_planner.decode.accept import accept, apply_follow  # noqa: E402
+from rspec_planner.engine.cuda_guess import guess as guess_reference  # noqa: E402
 from rspec_planner.engine.kernels.frame import Slot  # noqa: E402
+from rspec_planner.engine.kernels.guess import guess as guess_kernel  # noqa: E402
 from rspec_planner.engine.kernels.select import REFERENCE, triton_kernels  # noqa: E402
 
 DEVICE = 'cuda' if CUDA else 'cpu'
@@ -143,4 +145,19 @@ def test_replay_is_right_as_often_as_told(kernels, generated, turn, expected):
     proposals = device([0] * 4)
     kernels.replay(framed(GENERATED=generated, ITERATION=turn), device([10, 11, 12, 13, 14, 15]),
                    device([2, 4]), proposals, 99)
+    assert proposals.tolist() == expected
+
+
+@pytest.mark.parametrize('guess', [guess_reference, guess_kernel], ids=['reference', 'triton'])
+@given(said=st.lists(st.integers(5, 6), max_size=7), text=st.lists(st.integers(5, 6), max_size=6),
+       width=st.integers(2, 6))
+@settings(max_examples=60, deadline=None)
+def test_a_guess_is_proposed_while_the_text_repeats_it(guess, said, text, width):
+    prompt, room = 4, 6
+    tokens = device([1] * prompt + said + [9] * (12 - prompt - len(said)))
+    frame = framed(P=prompt + len(said) - 1, GENERATED=len(said))
+    proposals = device(range(20, 19 + width))
+    guess(frame, tokens, device(text + [0] * (room - len(text)) + [len(text)]), proposals)
+    follows = text[len(said):][:width - 1] if text[:len(said)] == said[:len(text)] else []
+    expected = follows + list(range(20, 19 + width))[len(follows):]
     assert proposals.tolist() == expected

@@ -20,6 +20,7 @@ import pytest
 from rspec_planner.errors import ConfigurationError, EngineError
 from rspec_planner.evaluate.bench_decode import bench_decode, profile_config
 from rspec_planner.evaluate.bench_device_frame import bench_device_frame
+from rspec_planner.evaluate.bench_drafts import bench_drafts
 from rspec_planner.evaluate.bench_kernels import bench_kernels
 from rspec_planner.evaluate.bench_workload import (
     bench_prompt,
@@ -106,6 +107,16 @@ def test_a_leftover_that_is_read_is_counted(monkeypatch):
     monkeypatch.setattr(Prefill, '__call__', forgetful)
     report = bench_device_frame('tiny', 'cpu', 2, eager=0, lengths=(7.4,))
     assert report['nondeterministic_frames'] == 1
+
+
+def test_every_kind_of_draft_is_timed_beside_its_verify():
+    report = bench_drafts('tiny', 'cpu')
+    assert set(report['drafts']) == {
+        'dflash-l2-b16-w8-flat-rv', 'dflash-l2-b16-wall-flat-rv', 'dflash-l2-b16-wall-mirror-rv',
+        'eagle3-b8-w8-flat-rv', 'eagle3-b8-wall-flat-rv'}
+    for name, draft in report['drafts'].items():
+        assert draft['c'] == pytest.approx(draft['block_ms'] / report['target_step_ms'])
+        assert (draft['prompt_ms'] > 0) == ('wall' in name), name
 
 
 def test_the_check_compares_a_device_with_its_references():
