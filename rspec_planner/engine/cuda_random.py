@@ -60,8 +60,8 @@ def random_draft(target: Target, *, layers: int = 2, block: int = 16, window: in
                  vocabulary: int = 4096, seed: int = 1, rotary: str = 'flat') -> Dflash:
     """Return a bound draft of a random target; vocabulary: rows of its head, 0 for all."""
     torch.manual_seed(seed)
-    cfg = dflash_config(target.cfg, num_layers=layers, block=block, window=window,
-                        rotary=rotary, draft_vocab=min(vocabulary, target.cfg.tokens.forbidden_start))
+    cfg = dflash_config(target.cfg, num_layers=layers, block=block, window=window, rotary=rotary,
+                        draft_vocab=min(vocabulary, target.cfg.tokens.forbidden_start))
     with _made_in(target.dtype, target.device):
         draft = Dflash(cfg)
         torch.nn.init.normal_(draft.mask_embedding, std=1.0)

@@ -177,8 +177,8 @@ def bench_frame(profile: str = 'tiny', device: str = 'cpu', frames: int = 40, *,
     """
     Time whole frames of a profile; `p50` at the top is that of streaming frames, in ms.
 
-    frames: measured frames, after `warm_up` others, None for WARM_UP. checkpoint: a folder in place of the
-    profile's embedded weights. draft: 'none' for a checkpoint without one. loop: see
+    frames: measured frames, after `warm_up` others, None for WARM_UP. checkpoint: a folder in
+    place of the profile's embedded weights. draft: 'none' for a checkpoint without one. loop: see
     `planner.device_stages`, by default 'while' on a GPU and 'host' elsewhere. tokens: budget of
     a reasoning, by default the profile's; random weights spend all of it. Raises
     ConfigurationError for a count below 1.

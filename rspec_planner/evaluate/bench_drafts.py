@@ -32,7 +32,6 @@ from rspec_planner.evaluate.bench_workload import bench_prompt, BenchPrompt
 from rspec_planner.model.draft import Draft
 from rspec_planner.model.target import Target
 
-
 KINDS: tuple[Callable[[Target], Draft], ...] = (
     random_draft, lambda target: random_draft(target, window=0),
     lambda target: random_draft(target, window=0, rotary='mirror'), random_chain,
