@@ -126,7 +126,8 @@ class Verify(_Text):
             held = self.cache.keys[index], self.cache.values[index]
             behind = self.layers[index + 1] if index + 1 < len(self.layers) else None
             self.runner.layer(weights, x, out, start, angle, held,
-                              {'start': start, 'cache': (held[0][0], held[1][0])}, behind)
+                              {'start': start, 'cache': (held[0][0], held[1][0])}, behind,
+                              ready=index > 0)
             x = out
         self.choose(x, self.best, self.widest)
         if self.taps.layers:

@@ -81,9 +81,10 @@ class Flow:
         """Return the velocity (Z, W, 2) fp32 at one of the steps' times."""
         frame, x = self._frame, self._entry(noisy, step)
         for index, weights in enumerate(self.layers):
-            behind = self.layers[(index + 1) % len(self.layers)]
+            behind = self.layers[index + 1] if index + 1 < len(self.layers) else None
             self.rows.layer(weights, x, self.rows.hidden, frame.at(Slot.ZERO),
-                            frame.at(Slot.CONTEXT_ANGLE), self.own, self.view(index), behind)
+                            frame.at(Slot.CONTEXT_ANGLE), self.own, self.view(index), behind,
+                            ready=index > 0)
             x = self.rows.hidden
         normed = torch.empty_like(x)
         self._kernels.norm(x, self._norm, normed, self._eps)

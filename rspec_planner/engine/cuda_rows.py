@@ -14,10 +14,10 @@
 """
 Decoder layers over a fixed small number of rows, every position read from device memory.
 
-Nine kernels a layer and no other operation: two norms, projections, rotary and K/V write,
-attention in two parts, output, gated MLP, each product with its residual. Each is told the weight
-that the next product reads, and asks for it early where the GPU can. The same rows serve a
-verify, a draft's block, a flow step and the tail of a prefill.
+Nine kernels a layer and no other operation: projections, rotary and K/V write, attention in two
+parts, output, sum and norm, gated MLP, sum and the next layer's norm. Split products leave their
+parts to the kernel behind them, which adds them and the residual up. The same rows serve a verify,
+a draft's block, a flow step and the tail of a prefill.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ from rspec_planner.model.config import TextConfig
 from rspec_planner.model.layer import DecoderLayer, NO_QK_NORM
 from rspec_planner.model.rope import flat_cos_sin
 
+#: most parts of a product, and most rows whose products come in parts (`kernels.linear`)
+MAX_PARTS, MOST_APART = 8, 128
 MATRICES = ('qkv', 'out', 'gate_up', 'down')
 
 
@@ -118,34 +120,60 @@ class Rows:
         def buffer(*sizes: int) -> Tensor:
             return torch.zeros(sizes, dtype=dtype, device=device)
 
-        self.hidden = buffer(count, shape.hidden)
+        self.hidden, self._normed = (buffer(count, shape.hidden) for _ in range(2))
         self._middle = buffer(count, shape.hidden)
         heads = shape.heads + 2 * shape.kv_heads
         self._qkv = buffer(shape.samples, shape.rows, heads, shape.head_dim)
         self._q = buffer(shape.samples, shape.rows, shape.heads, shape.head_dim)
         self.mixed = buffer(count, shape.heads * shape.head_dim)
         self._gated = buffer(count, shape.intermediate)
+        columns = max(shape.hidden, heads * shape.head_dim)
+        self._parts = torch.zeros(MAX_PARTS * min(count, MOST_APART) * columns, device=device,
+                                  dtype=torch.promote_types(dtype, torch.float32))
 
     def layer(self, weights: LayerWeights, x: Tensor, out: Tensor, slot: Tensor, angle: Tensor,
               held: tuple[Tensor, Tensor], view: dict[str, Any],
-              behind: LayerWeights | None = None) -> None:
+              behind: LayerWeights | None = None, ready: bool = False) -> None:
         """
         Run one layer from x to out, both (Z * W, H); out may be x.
 
         slot, angle: see `reference.rotate`; held: keys and values that receive the rows.
         view: what the rows see, arguments of `reference.attend`. behind: the layer that runs
-        next, if any.
+        next on out and is then `ready`: its first norm is taken here.
         """
-        self.project(weights, x)
-        self.rotate(weights, slot, angle, held)
-        self.attend({**view, 'following': (weights.out, False), 'width': self.shape.width})
-        self.finish(weights, x, out, behind)
+        if weights.scales or len(x) > MOST_APART:  # fp8, or the library's products
+            self.project(weights, x)
+            self.rotate(weights, slot, angle, held)
+            self.attend(view)
+            self.finish(weights, x, out)
+            return
+        if not ready:
+            self.kernels.norm(x, weights.input_norm, self._normed, self.shape.eps)
+        qkv = self._apart(self._normed, weights.qkv)
+        self.kernels.rotate(qkv.view(-1, *self._qkv.shape), weights.norms, self._tables, slot,
+                            angle, self._q, *held, self.shape.eps)
+        self.attend(view)
+        self._gather(self._apart(self.mixed, weights.out), x, self._middle, weights.post_norm)
+        self.kernels.linear(self._normed, weights.gate_up, self._gated, gated=True,
+                            width=self.shape.width)
+        self._gather(self._apart(self._gated, weights.down), self._middle, out,
+                     None if behind is None else behind.input_norm)
+
+    def _apart(self, x: Tensor, weight: Tensor) -> Tensor:
+        """Return the parts (S, Z * W, N) of a product."""
+        room = self._parts[:MAX_PARTS * len(x) * len(weight)].view(-1, len(x), len(weight))
+        return room[:self.kernels.product(x, weight, room, width=self.shape.width)]
+
+    def _gather(self, parts: Tensor, residual: Tensor, total: Tensor,
+                norm: Tensor | None) -> None:
+        """Add parts and residual up, and leave the norm of the sum in `_normed`."""
+        self.kernels.gather(parts, residual, total, norm, self._normed, self.shape.eps)
 
     def project(self, weights: LayerWeights, x: Tensor) -> None:
         """Norm x and project queries, keys and values."""
         self.kernels.linear(x, weights.qkv, self._qkv.view(len(x), -1), norm=weights.input_norm,
                             eps=self.shape.eps, scale=weights.scales.get('qkv'),
-                            width=self.shape.width, following=(weights.out, False))
+                            width=self.shape.width)
 
     def rotate(self, weights: LayerWeights, slot: Tensor, angle: Tensor,
                held: tuple[Tensor, Tensor]) -> None:
@@ -157,16 +185,13 @@ class Rows:
         """Fill `mixed` (Z * W, heads * d) with what the queries see."""
         self.kernels.attend(self._q, self.mixed, **view)
 
-    def finish(self, weights: LayerWeights, x: Tensor, out: Tensor,
-               behind: LayerWeights | None = None) -> None:
+    def finish(self, weights: LayerWeights, x: Tensor, out: Tensor) -> None:
         """Run the part of a layer behind its attention, whose result is in `mixed`."""
         kernels, eps, width = self.kernels, self.shape.eps, self.shape.width
         scales = weights.scales
         kernels.linear(self.mixed, weights.out, self._middle, residual=x,
-                       scale=scales.get('out'), width=width, following=(weights.gate_up, True))
+                       scale=scales.get('out'), width=width)
         kernels.linear(self._middle, weights.gate_up, self._gated, norm=weights.post_norm,
-                       eps=eps, gated=True, scale=scales.get('gate_up'), width=width,
-                       following=(weights.down, False))
+                       eps=eps, gated=True, scale=scales.get('gate_up'), width=width)
         kernels.linear(self._gated, weights.down, out, residual=self._middle,
-                       scale=scales.get('down'), width=width,
-                       following=None if behind is None else (behind.qkv, False))
+                       scale=scales.get('down'), width=width)

@@ -32,12 +32,15 @@ from rspec_planner.engine.cuda_graph import capture
 from rspec_planner.engine.kernels.linear import (
     default_plan,
     linear,
+    MAX_SPLIT,
     Plan,
     PLANS,
     row_tile,
     SHARED,
     shared_bytes,
 )
+from rspec_planner.engine.kernels.linear import product as apart
+from rspec_planner.engine.kernels.rows import gather
 from rspec_planner.errors import EngineError
 
 REPEATS = 5
@@ -54,6 +57,7 @@ class Product:
     rows: int
     norm: bool = False
     gated: bool = False
+    apart: bool = False  # its parts are left to the kernel behind it
 
     @property
     def columns(self) -> int:
@@ -101,8 +105,15 @@ def measure(product: Product, plan: Plan) -> float:
     out = torch.empty((product.rows, product.columns), dtype=weight.dtype, device=weight.device)
     norm = torch.ones_like(x[0]) if product.norm else None
 
+    ones = torch.ones_like(out[0])
+    parts = torch.empty((MAX_SPLIT if product.apart else 0, *out.shape), device=x.device)
+
     def run() -> None:
         for each in product.weights:
+            if product.apart:
+                count = apart(x, each, parts, plan=plan)
+                gather(parts[:count], out, out, ones, out, 1e-6)
+                continue
             linear(x, each, out, norm=norm, eps=1e-6, gated=product.gated, plan=plan)
 
     try:

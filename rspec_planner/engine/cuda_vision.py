@@ -112,8 +112,9 @@ class Encoder:
         patches = patchify(self.images, vision.patch_size, vision.temporal_patch_size,
                            vision.spatial_merge_size)
         features, deepstack = self.tower(patches)
-        self._features.copy_(self._features.roll(-1, dims=1))
-        self._deepstack.copy_(self._deepstack.roll(-1, dims=2))
+        for place in range(self._features.shape[1] - 1):  # one after the other: no room for both
+            self._features[:, place] = self._features[:, place + 1]
+            self._deepstack[:, :, place] = self._deepstack[:, :, place + 1]
         self._features[:, -1] = features
         for place, part in zip(self._deepstack, deepstack):
             place[:, -1] = part

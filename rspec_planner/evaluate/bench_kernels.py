@@ -127,11 +127,10 @@ def products(bed: Bed) -> list[Any]:
     for name, layers, rows in (('text', bed.target.text.layers, block),
                                ('expert', bed.target.expert.layers, waypoints)):
         weights = [LayerWeights.of(layer) for layer in layers]
-        found += [Product(f'{name} qkv', [w.qkv for w in weights], rows, norm=True),
-                  Product(f'{name} out', [w.out for w in weights], rows),
-                  Product(f'{name} gate_up', [w.gate_up for w in weights], rows, norm=True,
-                          gated=True),
-                  Product(f'{name} down', [w.down for w in weights], rows)]
+        found += [Product(f'{name} qkv', [w.qkv for w in weights], rows, apart=True),
+                  Product(f'{name} out', [w.out for w in weights], rows, apart=True),
+                  Product(f'{name} gate_up', [w.gate_up for w in weights], rows, gated=True),
+                  Product(f'{name} down', [w.down for w in weights], rows, apart=True)]
     fc = bed.draft.fc.weight.detach()
     found.append(Product('draft fc', [fc, fc.clone()], bed.draft.cfg.window))
     return found

@@ -12,7 +12,7 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 """
-Try what cannot be tuned product by product: bytes asked for ahead, cuts of attention, overlap.
+Try what cannot be tuned product by product: plans in place, cuts of attention.
 
 Every variant is a whole verify or a whole flow in a graph, so that what one kernel leaves in the
 cache for the next counts. What a part's kernels take, by name, comes from the profiler.
@@ -31,28 +31,23 @@ from torch.profiler import profile, ProfilerActivity
 from rspec_planner.engine.cuda_graph import capture
 from rspec_planner.engine.cuda_vision import Encoder
 from rspec_planner.engine.kernels.frame import Slot
-from rspec_planner.engine.kernels.launch import overlapped
 from rspec_planner.evaluate.bench import hardware
 from rspec_planner.evaluate.bench_decode import Bed, BUDGET, repeat
+from rspec_planner.evaluate.bench_kernels import products
 from rspec_planner.evaluate.bench_workload import bench_prompt
 
-#: MiB asked for by a product and by an attention
-BUDGETS = ((0, 0), (4, 0), (8, 0), (12, 0), (20, 0), (0, 16), (0, 32), (8, 16), (8, 32), (12, 32),
-           (12, 48), (20, 32))
 #: chunk, step, rows, warps, stages
-CUTS = {'causal': ((128, 64, 16, 4, 2), (64, 64, 16, 4, 2), (192, 64, 16, 4, 2),
-                   (256, 64, 16, 4, 3), (128, 32, 16, 4, 3), (128, 128, 16, 8, 2),
-                   (256, 128, 16, 8, 2)),
-        'all': ((256, 64, 64, 8, 2), (128, 64, 64, 8, 2), (192, 64, 64, 8, 2),
-                (384, 64, 64, 8, 2), (512, 64, 32, 4, 2), (384, 64, 32, 4, 2),
-                (256, 64, 32, 4, 2), (512, 64, 32, 4, 3), (384, 128, 32, 8, 2),
-                (256, 128, 64, 8, 2), (512, 64, 16, 4, 3))}
+CUTS = {'causal': ((256, 64, 16, 4, 3), (384, 64, 16, 4, 3), (512, 64, 16, 4, 4),
+                   (256, 32, 16, 4, 4), (192, 64, 16, 4, 3), (256, 64, 16, 4, 4)),
+        'all': ((512, 64, 32, 4, 3), (512, 64, 32, 4, 4), (448, 64, 32, 4, 3),
+                (384, 64, 32, 4, 3), (512, 128, 32, 4, 3), (512, 128, 32, 8, 3),
+                (512, 64, 64, 8, 3), (768, 64, 32, 4, 4), (512, 32, 32, 4, 4))}
 
 
 def bench_sweep(name: str = 'alpamayo-r1', device: str = 'cuda',
                 plans: Path | None = None) -> dict[str, Any]:
     """Return milliseconds of every variant of verify and flow, and the kernels of each part."""
-    from rspec_planner.engine.cuda_tune import load_plans
+    from rspec_planner.engine.cuda_tune import load_plans, tune
     if plans is not None and plans.is_file():
         load_plans(plans)
     bed = Bed.make(name, device)
@@ -74,9 +69,12 @@ def bench_sweep(name: str = 'alpamayo-r1', device: str = 'cuda',
             frame.frame.at(Slot.CONTEXT) + frame.frame.at(Slot.ROPE_DELTA))
     encoder = Encoder(bed.target, frame.prefill)
     parts: dict[str, Callable[[], None]] = {'verify': frame.verify, 'flow': frame.flow}
-    found: dict[str, Any] = {
-        'hardware': hardware(torch.device(device)), 'ahead': ahead(bed, parts),
-        'cuts': cuts(bed, parts), 'pdl': pdl(bed, parts)}
+    found: dict[str, Any] = {'hardware': hardware(torch.device(device)),
+                             'before': {part: _ms(bed, work, 8) for part, work in parts.items()}}
+    found['tuned'] = tune([product for product in products(bed) if product.apart], limit=8)
+    found['tuned_ms'] = {part: _ms(bed, work, 8) for part, work in parts.items()}
+    found['cuts'] = cuts(bed, parts)
+    found['after_ms'] = {part: _ms(bed, work, 8) for part, work in parts.items()}
     found['encode_ms'] = repeat(bed, encoder)['p50']
     found['prefill_ms'] = repeat(bed, prefill)['p50']
     fused, encoder.tower = encoder.tower, lambda patches: bed.target.vision(
@@ -100,18 +98,6 @@ def _raise(error: Exception) -> float:
     raise error
 
 
-def ahead(bed: Bed, parts: dict[str, Callable[[], None]]) -> dict[str, dict[str, float]]:
-    """Return milliseconds by the MiB that products and attention ask for."""
-    from rspec_planner.engine.kernels.ahead import budget, MIB
-    found: dict[str, dict[str, float]] = {}
-    for product, attention in BUDGETS:
-        with budget(product * MIB, attention * MIB):
-            found[f'{product}, {attention}'] = {
-                part: _ms(bed, work, 12 if part == 'verify' else 5)
-                for part, work in parts.items()}
-    return found
-
-
 def cuts(bed: Bed, parts: dict[str, Callable[[], None]]) -> dict[str, dict[str, float]]:
     """Return milliseconds by the cut of attention; the fastest stays in use."""
     from rspec_planner.engine.kernels import attention
@@ -126,12 +112,6 @@ def cuts(bed: Bed, parts: dict[str, Callable[[], None]]) -> dict[str, dict[str, 
                 best = spent, attention.CUTS[kind]
         attention.CUTS[kind] = best[1]
     return found
-
-
-def pdl(bed: Bed, parts: dict[str, Callable[[], None]]) -> dict[str, float]:
-    """Return milliseconds with programmatic dependent launch."""
-    with overlapped(True):
-        return {part: _ms(bed, work, 8) for part, work in parts.items()}
 
 
 @contextmanager

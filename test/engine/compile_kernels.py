@@ -130,18 +130,19 @@ def launches(kernels):
         x, out = meta(rows, hidden), meta(rows, (heads + 16) * 128)
         behind = meta(hidden, heads * 128)
         joined, down = meta(2 * middle, hidden), meta(hidden, middle)
-        kernels.linear(x, meta(out.shape[1], hidden), out, norm=meta(hidden), eps=EPS,
-                       following=(behind, False))
-        kernels.linear(meta(rows, heads * 128), behind, x, residual=x, following=(joined, True))
-        kernels.linear(x, joined, meta(rows, middle), norm=meta(hidden), eps=EPS, gated=True,
-                       following=(down, False))
+        kernels.linear(x, meta(out.shape[1], hidden), out, norm=meta(hidden), eps=EPS)
+        kernels.linear(meta(rows, heads * 128), behind, x, residual=x)
+        parts = meta(8, rows, hidden, dtype=torch.float32)
+        count = kernels.product(meta(rows, heads * 128), behind, parts)
+        kernels.gather(parts[:count], x, x, meta(hidden), x, EPS)
+        kernels.linear(x, joined, meta(rows, middle), norm=meta(hidden), eps=EPS, gated=True)
         kernels.linear(meta(rows, middle), down, x, residual=x)
         q = meta(1, rows, heads, 128)
         own = (meta(1, 8, 64, 128),) * 2 if rows == 64 else None
         kernels.rotate(out.view(1, rows, -1, 128), (meta(128), meta(128)), (table, table),
                        whole(), whole(), q, cache[None], cache[None], EPS)
         kernels.attend(q, meta(rows, heads * 128), start=whole(), cache=(cache, cache), own=own,
-                       causal=own is None, following=(behind, False))
+                       causal=own is None)
     wide = meta(128, 2048)  # two candidates
     kernels.linear(wide, meta(4096, 2048), meta(128, 4096), norm=meta(2048), eps=EPS)
     kernels.linear(wide, meta(16_512, 2048), meta(128, 8256), gated=True)
@@ -157,6 +158,11 @@ def launches(kernels):
                    forbidden=(151_669, 155_669))
     kernels.norm(x, meta(4096), x, EPS)
     kernels.gate(meta(16, 24_576), meta(16, 12_288))
+    patches = meta(2880, 1152)
+    kernels.add_norm(patches, patches, meta(1152), meta(1152), patches, EPS)
+    turned = meta(4, 720, 16, 72)
+    kernels.turn(meta(4, 720, 3, 16, 72), (meta(720, 72, dtype=torch.float32),) * 2, turned,
+                 turned)
     kernels.begin(whole(17), whole(4000), whole(15), whole(16), (155_678, 155_681))
     kernels.accept(whole(17), whole(4000), whole(16), whole(16), whole(3), whole(64))
     kernels.replay(whole(17), whole(64), whole(64), whole(15), 5)

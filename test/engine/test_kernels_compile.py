@@ -47,8 +47,8 @@ def test_every_width_of_a_verify_runs_the_same_machine_code():
     for block in ('16', '24'):
         one, seven, whole = (launches[block][width] for width in ('1', '7', block))
         assert {line.split()[0] for line in whole} == {
-            '_norm', '_product', '_rotate', '_chunk', '_join', '_head', '_best'}
-        assert len(whole) == 2 * 9 + 2
+            '_norm', '_product', '_gather', '_rotate', '_chunk', '_join', '_head', '_best'}
+        assert len(whole) == 1 + 2 * 9 + 2
         assert one == seven == whole
 
 
@@ -57,7 +57,8 @@ def test_every_width_of_a_verify_runs_the_same_machine_code():
 def test_every_launch_compiles_for_sm_90_without_spilling(mode):
     found = re.findall(r'(\w+) grid .* shared (\d+) stack (\d+)', printed(mode))
     assert {'_product', '_rotate', '_chunk', '_join', '_head', '_best', '_norm', '_gate',
-            '_begin', '_accept', '_replay'} == {name for name, _, _ in found}
+            '_gather', '_add_norm', '_turn', '_begin', '_accept', '_replay'} == {
+                name for name, _, _ in found}
     for name, shared, stack in found:
         assert int(shared) <= LARGEST, name
         assert int(stack) == 0, f'{name} spills'

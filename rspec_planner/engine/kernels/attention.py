@@ -32,9 +32,7 @@ from torch import Tensor
 import triton
 import triton.language as tl
 
-from rspec_planner.engine.kernels.ahead import ask, ASKED, BUDGET, keywords
 from rspec_planner.engine.kernels.launch import options
-from rspec_planner.engine.kernels.linear import asked, Following, row_tile
 
 
 @dataclass(frozen=True)
@@ -50,15 +48,15 @@ class Cut:
 
 #: rows of a causal tile; every width of a verify takes the same cut
 ROWS = 16
-CUTS = {'causal': Cut(128, 64, ROWS, 4), 'all': Cut(256, 64, 64, 8)}
+CUTS = {'causal': Cut(256, 64, ROWS, 4, 3), 'all': Cut(512, 64, 32, 4, 3)}
 _LOG2E = 1.4426950408889634
 
 
 @triton.jit(do_not_specialize=['W'])
 def _rotate(qkv, q_norm, k_norm, cos, sin, slot, angle, q, keys, values, eps,
-            sample_stride, row_stride, kv_sample, kv_head, W,
+            sample_stride, row_stride, kv_sample, kv_head, part_stride, W,
             HEADS: tl.constexpr, KV: tl.constexpr, HB: tl.constexpr,
-            D: tl.constexpr, PDL: tl.constexpr):
+            D: tl.constexpr, PARTS: tl.constexpr, PDL: tl.constexpr):
     row, block, sample = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     HALF: tl.constexpr = D // 2
     heads = tl.arange(0, HB)
@@ -71,6 +69,9 @@ def _rotate(qkv, q_norm, k_norm, cos, sin, slot, angle, q, keys, values, eps,
               + block * KV * D + low)
     x = tl.load(source, mask=ok, other=0.0).to(tl.float32)
     y = tl.load(source + HALF, mask=ok, other=0.0).to(tl.float32)
+    for part in tl.static_range(1, PARTS):
+        x += tl.load(source + part * part_stride, mask=ok, other=0.0).to(tl.float32)
+        y += tl.load(source + part * part_stride + HALF, mask=ok, other=0.0).to(tl.float32)
     there = (sample.to(tl.int64) * kv_sample + heads.to(tl.int64)[:, None] * kv_head
              + (tl.load(slot) + row) * D + tl.arange(0, HALF)[None, :])
     if block == (HEADS // KV) + 1:
@@ -99,13 +100,16 @@ def rotate(qkv: Tensor, norms: tuple[Tensor, Tensor], tables: tuple[Tensor, Tens
            slot: Tensor, angle: Tensor, q: Tensor | None, keys: Tensor, values: Tensor,
            eps: float) -> None:
     """Norm and turn queries and keys, store keys and values, see `reference.rotate`."""
+    parts, part_stride = (len(qkv), qkv.stride(0)) if qkv.dim() == 5 else (1, 0)
+    if qkv.dim() == 5:
+        qkv = qkv[0]
     samples, rows, heads, dim = qkv.shape
     kv = keys.shape[1]
     _rotate[(rows, heads // kv, samples)](
         qkv, norms[0], norms[1], tables[0], tables[1], slot, angle, qkv if q is None else q,
-        keys, values, eps, qkv.stride(0), qkv.stride(1), keys.stride(0), keys.stride(1), rows,
-        HEADS=heads - 2 * kv, KV=kv, HB=triton.next_power_of_2(kv), D=dim, num_warps=4,
-        **options())
+        keys, values, eps, qkv.stride(0), qkv.stride(1), keys.stride(0), keys.stride(1),
+        part_stride, rows, HEADS=heads - 2 * kv, KV=kv, HB=triton.next_power_of_2(kv), D=dim,
+        PARTS=parts, num_warps=4, **options())
 
 
 @triton.jit
@@ -133,23 +137,17 @@ def _scan(query, k_base, v_base, first, last, low, limit, scale, R: tl.constexpr
     return high, weight, acc
 
 
-@triton.jit(do_not_specialize=['W', 'blocks', *ASKED])
+@triton.jit(do_not_specialize=['W', 'blocks'])
 def _chunk(q, keys, values, own_keys, own_values, start, own_low, mixed, peak, total,
-           following, scale, cache_head, own_sample, own_head, W, blocks,
-           ask_size, ask_rows, ask_stride, ask_parts, ask_turns,
+           scale, cache_head, own_sample, own_head, W, blocks,
            TW: tl.constexpr, HEADS: tl.constexpr, KV: tl.constexpr, D: tl.constexpr,
            R: tl.constexpr, BN: tl.constexpr, SIZE: tl.constexpr, CHUNKS: tl.constexpr,
-           OWN: tl.constexpr, CAUSAL: tl.constexpr, ASK: tl.constexpr, THREADS: tl.constexpr,
-           PDL: tl.constexpr):
+           OWN: tl.constexpr, CAUSAL: tl.constexpr, PDL: tl.constexpr):
     head, chunk, unit = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     G: tl.constexpr = HEADS // KV
     sample, ahead = unit // blocks, unit % blocks * TW
     rows, dims = tl.arange(0, R), tl.arange(0, D)
     at = ahead + rows // G
-    if ASK:
-        ask(following, (unit * tl.num_programs(1) + chunk) * KV + head,
-            tl.num_programs(2) * tl.num_programs(1) * KV, ask_size, ask_rows, ask_stride,
-            ask_parts, ask_turns, THREADS)
     if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
@@ -217,13 +215,8 @@ def _scratch(device: torch.device, rows: int, dim: int) -> tuple[Tensor, Tensor,
 
 def attend(q: Tensor, out: Tensor, *, start: Tensor, cache: tuple[Tensor, Tensor] | None = None,
            own: tuple[Tensor, Tensor] | None = None, causal: bool = True,
-           own_low: Tensor | None = None, following: Following | None = None,
-           width: int = 0) -> None:
-    """
-    Fill out (Z * W, heads * d), see `reference.attend`; heads * W per group.
-
-    following, width: the product behind this attention, see `linear.linear`.
-    """
+           own_low: Tensor | None = None) -> None:
+    """Fill out (Z * W, heads * d), see `reference.attend`; heads * W per group."""
     samples, rows, heads, dim = q.shape
     k, v = cache if cache is not None else (q, q)
     own_k, own_v = own if own is not None else (q, q)
@@ -235,14 +228,11 @@ def attend(q: Tensor, out: Tensor, *, start: Tensor, cache: tuple[Tensor, Tensor
     blocks, tile = triton.cdiv(rows, tall), max(16, triton.next_power_of_2(tall * heads // kv))
     mixed, peak, total = _scratch(q.device, samples * blocks * parts * kv * tile, dim)
     shape = {'TW': tall, 'HEADS': heads, 'KV': kv, 'D': dim, 'R': tile}
-    grid = (kv, parts, samples * blocks)
-    ahead = asked(following, row_tile(max(samples * rows, width)), BUDGET['attention'], q.device)
-    _chunk[grid](
+    _chunk[(kv, parts, samples * blocks)](
         q, k, v, own_k, own_v, start, start if own_low is None else own_low, mixed, peak, total,
-        None if ahead is None else ahead.weight, dim ** -0.5 * _LOG2E, k.stride(0),
+        dim ** -0.5 * _LOG2E, k.stride(0),
         own_k.stride(0), own_k.stride(1), rows, blocks,
         **shape, BN=cut.step, SIZE=cut.chunk, CHUNKS=chunks, OWN=owned, CAUSAL=causal,
-        THREADS=32 * cut.warps, **keywords(ahead, grid[0] * grid[1] * grid[2], cut.warps),
         num_warps=cut.warps, num_stages=cut.stages, **options())
     _join[(rows * heads // kv, kv, samples)](
         mixed, peak, total, out, rows, blocks, PARTS=parts, PP=triton.next_power_of_2(parts),

@@ -15,8 +15,9 @@
 """
 Matrix products of 1 to 128 rows, whose time is that of reading the weights once.
 
-A program owns BN columns and walks through K, or through one of SPLIT parts of it; the last one
-to arrive adds the parts up in a fixed order, so that the result never depends on who came last.
+A program owns BN columns and walks through K, or through one of SPLIT parts of it. The parts of
+`product` are added up by whoever reads them (a norm, a rotation); in `linear` the last program to
+arrive adds them. The order is fixed in both, so that the result never depends on who came last.
 The number of rows is an argument and no constant, and `width` fixes the tile: one compiled
 product serves every number of rows, so that a row's bits cannot depend on its neighbours. An
 RMSNorm in front is a pass of its own; inside the loop it cost more than it saved
@@ -34,7 +35,6 @@ import triton
 import triton.language as tl
 from triton.runtime import driver
 
-from rspec_planner.engine.kernels.ahead import Ahead, ask, ASKED, BUDGET, keywords, possible
 from rspec_planner.engine.kernels.launch import options
 from rspec_planner.engine.kernels.rows import gate
 from rspec_planner.engine.kernels.rows import norm as rms_norm
@@ -51,8 +51,6 @@ class Plan:
     warps: int = 4
 
 
-#: a weight (N, K), and whether its product is gated
-Following = tuple[Tensor, bool]
 #: (columns, K, row tile, gated) -> plan, filled by `tune`; elsewhere `default_plan` decides
 PLANS: dict[tuple[int, int, int, bool], Plan] = {}
 MAX_SPLIT = 8
@@ -129,16 +127,6 @@ def plan_of(columns: int, depth: int, bm: int, gated: bool) -> Plan:
     return PLANS.get((columns, depth, bm, gated)) or default_plan(columns, depth, bm, gated)
 
 
-def asked(following: Following | None, bm: int, budget: int, device: torch.device
-          ) -> Ahead | None:
-    """Return what a launch in front of a product of row tile `bm` asks for."""
-    if following is None or budget == 0 or not possible(device):
-        return None
-    weight, gated = following
-    plan = plan_of(len(weight) // (1 + gated), weight.shape[1], bm, gated)
-    return Ahead.of(weight, plan.split, budget)
-
-
 @triton.jit
 def _walk(x, weight, x_stride, rows, cols, first, last, M,
           N: tl.constexpr, K: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
@@ -194,15 +182,13 @@ def _prefetch(weight, cols, first, N: tl.constexpr, K: tl.constexpr, LINES: tl.c
                               [spot.to(tl.int64)], dtype=tl.int32, is_pure=False, pack=1)
 
 
-@triton.jit(do_not_specialize=['M', *ASKED])
-def _product(x, weight, scale, residual, out, parts, counters, following,
+@triton.jit(do_not_specialize=['M'])
+def _product(x, weight, scale, residual, out, parts, counters,
              x_stride, residual_stride, out_stride, M,
-             ask_size, ask_rows, ask_stride, ask_parts, ask_turns,
              N: tl.constexpr, K: tl.constexpr, BM: tl.constexpr,
              BN: tl.constexpr, BK: tl.constexpr, SPLIT: tl.constexpr,
              RESIDUAL: tl.constexpr, GATED: tl.constexpr, SCALED: tl.constexpr,
-             ASK: tl.constexpr, THREADS: tl.constexpr,
-             PDL: tl.constexpr):
+             APART: tl.constexpr, PDL: tl.constexpr):
     tile, part = tl.program_id(0), tl.program_id(1)
     rows, cols = tl.arange(0, BM), tile * BN + tl.arange(0, BN)
     TILES: tl.constexpr = (K + BK - 1) // BK
@@ -213,11 +199,12 @@ def _product(x, weight, scale, residual, out, parts, counters, following,
         tl.extra.cuda.gdc_launch_dependents()
     acc, up = _walk(x, weight, x_stride, rows, cols, part * PER,
                     tl.minimum(part * PER + PER, TILES), M, N, K, BM, BN, BK, GATED)
-    if ASK:
-        ask(following, part * tl.num_programs(0) + tile, tl.num_programs(0) * SPLIT, ask_size,
-            ask_rows, ask_stride, ask_parts, ask_turns, THREADS)
     mine = True
-    if SPLIT > 1:
+    if APART:
+        mine = False
+        spot = (part * M + rows)[:, None] * N + cols[None, :]
+        tl.store(out + spot, acc, mask=(rows < M)[:, None] & (cols < N)[None, :])
+    elif SPLIT > 1:
         mine, acc = _merge(acc, parts, counters, tile, part, rows, cols, N, BM, BN, SPLIT)
     if mine:
         ok = (rows < M)[:, None] & (cols < N)[None, :]
@@ -236,13 +223,11 @@ def _product(x, weight, scale, residual, out, parts, counters, following,
 
 def linear(x: Tensor, weight: Tensor, out: Tensor, *, norm: Tensor | None = None,
            eps: float = 0.0, residual: Tensor | None = None, gated: bool = False,
-           scale: Tensor | None = None, width: int = 0, following: Following | None = None,
-           plan: Plan | None = None) -> None:
+           scale: Tensor | None = None, width: int = 0, plan: Plan | None = None) -> None:
     """
     Fill out (M, N), see `reference.linear`; above MAX_ROWS rows through the library's product.
 
-    width: the tile of so many rows, where M is fewer. following: the product behind this one,
-    whose weight the last programs already ask for.
+    width: the tile of so many rows, where M is fewer.
     """
     if norm is not None:
         normed = torch.empty_like(x, memory_format=torch.contiguous_format)
@@ -257,16 +242,28 @@ def linear(x: Tensor, weight: Tensor, out: Tensor, *, norm: Tensor | None = None
                   _most_shared(x.device))
     held = scratch(x.device)
     grid = (triton.cdiv(columns, plan.bn), plan.split)
-    ahead = asked(following, bm, BUDGET['product'], x.device)
     _product[grid](
         x, weight, scale, residual, out, held.parts, held.counters,
-        None if ahead is None else ahead.weight,
         x.stride(0), residual.stride(0) if residual is not None else 0, out.stride(0), rows,
         N=columns, K=depth, BM=bm, BN=plan.bn, BK=plan.bk, SPLIT=plan.split,
         RESIDUAL=residual is not None, GATED=gated,
-        SCALED=scale is not None, THREADS=32 * plan.warps,
-        **keywords(ahead, grid[0] * grid[1], plan.warps),
+        SCALED=scale is not None, APART=False,
         num_warps=plan.warps, num_stages=plan.stages, **options())
+
+
+def product(x: Tensor, weight: Tensor, parts: Tensor, *, width: int = 0,
+            plan: Plan | None = None) -> int:
+    """Fill the first parts of (S, M, N), see `reference.product`; M or width up to MAX_ROWS."""
+    rows, depth = x.shape
+    columns, bm = len(weight), row_tile(max(rows, width))
+    plan = fitted(plan or plan_of(columns, depth, bm, False), bm, False, x.element_size(),
+                  _most_shared(x.device))
+    _product[(triton.cdiv(columns, plan.bn), plan.split)](
+        x, weight, None, None, parts, None, None, x.stride(0), 0, 0, rows,
+        N=columns, K=depth, BM=bm, BN=plan.bn, BK=plan.bk, SPLIT=plan.split, RESIDUAL=False,
+        GATED=False, SCALED=False, APART=True, num_warps=plan.warps, num_stages=plan.stages,
+        **options())
+    return plan.split
 
 
 def _library(x: Tensor, weight: Tensor, out: Tensor, residual: Tensor | None, gated: bool,

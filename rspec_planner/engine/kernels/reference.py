@@ -29,8 +29,8 @@ from torch.nn import functional
 from rspec_planner.engine.kernels.frame import Slot
 from rspec_planner.model.rope import rotate as rotate_half
 
-__all__ = ['accept', 'add_norm', 'attend', 'begin', 'choose', 'gate', 'linear', 'norm', 'replay',
-           'rotate', 'turn']
+__all__ = ['accept', 'add_norm', 'attend', 'begin', 'choose', 'gate', 'gather', 'linear', 'norm',
+           'product', 'replay', 'rotate', 'turn']
 
 
 def _wide(x: Tensor) -> Tensor:
@@ -40,16 +40,14 @@ def _wide(x: Tensor) -> Tensor:
 
 def linear(x: Tensor, weight: Tensor, out: Tensor, *, norm: Tensor | None = None,
            eps: float = 0.0, residual: Tensor | None = None, gated: bool = False,
-           scale: Tensor | None = None, width: int = 0,
-           following: tuple[Tensor, bool] | None = None) -> None:
+           scale: Tensor | None = None, width: int = 0) -> None:
     """
     Fill out (M, N) with x (M, K) times weight (N, K) transposed.
 
     norm: (K,), x goes through an RMSNorm of this weight first. residual: (M, N), added.
     gated: weight is (2 N, K), gate above up, and out = silu(gate) * up. scale: (rows of weight,)
     fp32 factors of an fp8 weight. width: the most rows whose results must equal these bit for
-    bit, for kernels whose rounding would depend on M. following: the weight of the product
-    behind this one and whether it is gated, for kernels that ask for it early.
+    bit, for kernels whose rounding would depend on M.
     """
     wide = _wide(x)
     if norm is not None:
@@ -63,6 +61,29 @@ def linear(x: Tensor, weight: Tensor, out: Tensor, *, norm: Tensor | None = None
     if residual is not None:
         product = product + _wide(residual)
     out.copy_(product)
+
+
+def product(x: Tensor, weight: Tensor, parts: Tensor, *, width: int = 0) -> int:
+    """
+    Fill the first parts of (S, M, N), at least fp32, and return how many they are.
+
+    Their sum is x (M, K) times weight (N, K) transposed. width: see `linear`.
+    """
+    wide = _wide(x)
+    parts[0].copy_(wide @ weight.to(wide.dtype).t())
+    return 1
+
+
+def gather(parts: Tensor, residual: Tensor, total: Tensor, weight: Tensor | None, out: Tensor,
+           eps: float) -> None:
+    """
+    Fill total (M, N) with the sum of parts (S, M, N) and residual (M, N), which it may be.
+
+    weight: (N,), then out (M, N) gets the RMSNorm of the total as rounded; None leaves out alone.
+    """
+    total.copy_(parts.sum(0) + _wide(residual))
+    if weight is not None:
+        norm(total, weight, out, eps)
 
 
 def norm(x: Tensor, weight: Tensor, out: Tensor, eps: float) -> None:
@@ -105,12 +126,15 @@ def rotate(qkv: Tensor, norms: tuple[Tensor, Tensor], tables: tuple[Tensor, Tens
     """
     Norm and turn queries and keys, and put keys and values where attention reads them.
 
-    qkv: (Z, W, heads + 2 kv_heads, d) projections of Z samples of W rows, rows may be strided.
+    qkv: (Z, W, heads + 2 kv_heads, d) projections of Z samples of W rows, rows may be strided;
+    with a dimension more in front, the parts whose sum they are.
     norms: weights (d,) of queries and keys. tables: cos and sin (rows, d / 2) fp32.
     slot, angle: one-element tensors; row w goes to row slot + w of keys and values
     (Z, kv_heads, rows, d), turned by table row max(angle + w, 0).
     q: (Z, W, heads, d), or None where qkv holds only keys and values.
     """
+    if qkv.dim() == 5:
+        qkv = qkv.sum(0)
     kv_heads, rows = keys.shape[1], qkv.shape[1]
     heads = qkv.shape[2] - 2 * kv_heads
     index = torch.arange(rows, device=qkv.device)
@@ -133,8 +157,7 @@ def rotate(qkv: Tensor, norms: tuple[Tensor, Tensor], tables: tuple[Tensor, Tens
 
 def attend(q: Tensor, out: Tensor, *, start: Tensor, cache: tuple[Tensor, Tensor] | None = None,
            own: tuple[Tensor, Tensor] | None = None, causal: bool = True,
-           own_low: Tensor | None = None,
-           following: tuple[Tensor, bool] | None = None, width: int = 0) -> None:
+           own_low: Tensor | None = None) -> None:
     """
     Fill out (Z * W, heads * d) with grouped-query attention of q (Z, W, heads, d).
 

@@ -12,7 +12,7 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 # mypy: disable-error-code="no-untyped-def,untyped-decorator,no-any-return,misc"
-"""What stands between the wide products of a prefill, one pass over memory each."""
+"""What stands between products, one pass over memory each."""
 
 from __future__ import annotations
 
@@ -41,6 +41,37 @@ def norm(x: Tensor, weight: Tensor, out: Tensor, eps: float) -> None:
     rows, columns = x.shape
     _norm[(rows,)](x, weight, out, eps, x.stride(0), out.stride(0), N=columns,
                    BN=triton.next_power_of_2(columns), num_warps=8, **options())
+
+
+@triton.jit
+def _gather(parts, residual, total, weight, out, eps, residual_stride, total_stride,
+            part_stride, N: tl.constexpr, BN: tl.constexpr, PARTS: tl.constexpr,
+            PDL: tl.constexpr):
+    row, cols = tl.program_id(0).to(tl.int64), tl.arange(0, BN)
+    ok = cols < N
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    wide = tl.load(parts + row * N + cols, mask=ok, other=0.0)
+    for part in tl.static_range(1, PARTS):
+        wide += tl.load(parts + part * part_stride + row * N + cols, mask=ok, other=0.0)
+    wide += tl.load(residual + row * residual_stride + cols, mask=ok, other=0.0).to(tl.float32)
+    kept = wide.to(total.dtype.element_ty)
+    tl.store(total + row * total_stride + cols, kept, mask=ok)
+    if weight is not None:
+        wide = kept.to(tl.float32)
+        wide *= tl.rsqrt(tl.sum(wide * wide, 0) / N + eps)
+        wide *= tl.load(weight + cols, mask=ok, other=0.0).to(tl.float32)
+        tl.store(out + row * N + cols, wide.to(out.dtype.element_ty), mask=ok)
+
+
+def gather(parts: Tensor, residual: Tensor, total: Tensor, weight: Tensor | None, out: Tensor,
+           eps: float) -> None:
+    """Fill total (M, N) and out (M, N), see `reference.gather`."""
+    count, rows, columns = parts.shape
+    _gather[(rows,)](parts, residual, total, weight, out, eps, residual.stride(0),
+                     total.stride(0), parts.stride(0), N=columns,
+                     BN=triton.next_power_of_2(columns), PARTS=count, num_warps=8, **options())
 
 
 @triton.jit

@@ -31,6 +31,8 @@ class Kernels:
     """One implementation of every kernel; signatures and meaning are those of `reference`."""
 
     linear: Kernel
+    product: Callable[..., int]
+    gather: Kernel
     rotate: Kernel
     attend: Kernel
     norm: Kernel
@@ -43,9 +45,10 @@ class Kernels:
     replay: Kernel
 
 
-REFERENCE = Kernels(reference.linear, reference.rotate, reference.attend, reference.norm,
-                    reference.gate, reference.add_norm, reference.turn, reference.choose,
-                    reference.begin, reference.accept, reference.replay)
+REFERENCE = Kernels(reference.linear, reference.product, reference.gather, reference.rotate,
+                    reference.attend, reference.norm, reference.gate, reference.add_norm,
+                    reference.turn, reference.choose, reference.begin,
+                    reference.accept, reference.replay)
 
 
 def triton_kernels() -> Kernels:
@@ -55,8 +58,8 @@ def triton_kernels() -> Kernels:
     except ModuleNotFoundError as error:
         raise EngineError(f"Python module '{error.name}' is missing and the CUDA kernels need "
                           'it: pip install -r requirements-cuda.txt') from None
-    return Kernels(linear.linear, attention.rotate, attention.attend, rows.norm, rows.gate,
-                   vision.add_norm, vision.turn,
+    return Kernels(linear.linear, linear.product, rows.gather, attention.rotate,
+                   attention.attend, rows.norm, rows.gate, vision.add_norm, vision.turn,
                    tokens.choose, tokens.begin, tokens.accept, tokens.replay)
 
 
