@@ -274,7 +274,8 @@ def selftest_engines(folder: Path, checkpoint: str, draft: str, flavour: str, de
     from rspec_planner.planner.staging import checkpoint_folder, read_source
     library, gpu = load_library(flavour), find_gpu(device)
     stages = read_stages(folder / ONNX_FOLDER)
-    source = moved(read_source(checkpoint, stages.precision, draft, stages.shapes.samples), gpu)
+    source = moved(read_source(checkpoint, stages.precision, draft, stages.shapes.samples,
+                               weights=True), gpu)
     bars = _Bars()
     with bars:
         return selftest(library, gpu, folder, source, checkpoint_folder(checkpoint),

@@ -25,7 +25,8 @@ from rspec_planner.engine.stage_narrow import is_narrow, rounded
 from rspec_planner.errors import ConfigurationError, EngineError
 from rspec_planner.evaluate.synthetic_checkpoint import write_checkpoint
 from rspec_planner.model.config import alpamayo_r1
-from rspec_planner.planner.checkpoints import open_checkpoint
+from rspec_planner.planner import staging
+from rspec_planner.planner.checkpoints import folder_profile, open_checkpoint
 from rspec_planner.planner.drafts import DEFAULT_DRAFT, EMBEDDED
 from rspec_planner.planner.pipeline import Planner, torch_stages
 from rspec_planner.planner.prompt import max_prompt_length
@@ -98,6 +99,30 @@ def test_digests_name_the_weights_without_reading_them(tmp_path):
         source_digests(str(tmp_path / 'nothing'))
 
 
+def test_an_export_reads_no_weights_of_the_target(monkeypatch):
+    loaded = read_source('tiny', 'fp16', weights=True)
+    monkeypatch.setattr(staging, 'open_checkpoint', lambda *given: pytest.fail('read weights'))
+    source = read_source('tiny', 'fp16')
+    assert source.target.device.type == 'meta'
+    assert (source.target.cfg, source.shapes, source.checkpoints) == (
+        loaded.target.cfg, loaded.shapes, loaded.checkpoints)
+    kinds = [{name: (weight.shape, weight.dtype) for name, weight in one.named_parameters()}
+             for one in (source.target, loaded.target)]
+    assert kinds[0] == kinds[1]
+
+
+@pytest.mark.parametrize('ours', [True, False])
+@pytest.mark.parametrize('text', ['{', '{}', None])
+def test_a_folder_without_a_profile_is_told(tmp_path, text, ours):
+    if text is not None:
+        (tmp_path / 'config.json').write_text(text)
+    if ours:
+        (tmp_path / 'manifest.json').write_text('{}')
+    with pytest.raises(EngineError, match='config.json.*: .*') as caught:
+        folder_profile(tmp_path)
+    assert '\n' not in str(caught.value)
+
+
 def test_a_precision_that_nobody_knows():
     with pytest.raises(ConfigurationError, match="precision 'fp4': use one of fp32, fp16, bf16"):
         read_source('tiny', 'fp4')
@@ -105,7 +130,7 @@ def test_a_precision_that_nobody_knows():
 
 @pytest.mark.parametrize('precision', ['fp8', 'int8'])
 def test_projections_are_rounded_where_the_precision_says_so(precision):
-    wide, narrow = read_source('tiny', 'bf16'), read_source('tiny', precision)
+    wide, narrow = (read_source('tiny', kind, weights=True) for kind in ('bf16', precision))
     for one, other in ((wide.target, narrow.target), (wide.draft, narrow.draft)):
         kept = dict(other.named_parameters())
         for name, weight in one.named_parameters():
@@ -125,5 +150,6 @@ def test_a_released_folder_is_staged_with_its_own_tokenizer(tmp_path):
     assert set(source.checkpoints) == set(source_digests(str(tmp_path))) == {'target'}
     target, words = open_checkpoint(tmp_path, torch.device('cpu'), torch.bfloat16)
     assert source.shapes.prompt == max_prompt_length(target.cfg, words) + source.shapes.guess
+    assert source.target.cfg == target.cfg
     index = json.loads((tmp_path / 'model.safetensors.index.json').read_text())
     assert len(set(index['weight_map'].values())) == 2

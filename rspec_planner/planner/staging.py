@@ -35,10 +35,16 @@ from rspec_planner.model.dflash import Dflash
 from rspec_planner.model.draft import dflash_config, Draft
 from rspec_planner.model.draft_checkpoint import load_draft, target_digest
 from rspec_planner.model.target import Target
-from rspec_planner.planner.checkpoints import chosen_draft, open_checkpoint
+from rspec_planner.planner.checkpoints import (
+    chosen_draft,
+    folder_profile,
+    open_checkpoint,
+    open_tokenizer,
+)
 from rspec_planner.planner.drafts import EMBEDDED, EMBEDDED_NAMES
 from rspec_planner.planner.prompt import max_prompt_length
 from rspec_planner.planner.reasoner import GUESS_ROOM, tapped_tail
+from rspec_planner.planner.tokenizer import TextTokenizer
 
 #: profiles whose shapes are known without a checkpoint
 SHAPES_ONLY = {'alpamayo-r1': alpamayo_r1, 'alpamayo-1.5': alpamayo_1_5}
@@ -87,11 +93,11 @@ def read_source(checkpoint: str, precision: str, draft: str = 'default', samples
     """
     Return what a checkpoint folder, an embedded name or a profile name stands for.
 
-    The projections are rounded where the precision says so, see `stage_narrow`.
-
-    draft: see `checkpoints.chosen_draft`, or 'none'. weights: draw random ones for a slice of a
-    profile; a whole one is refused then. EngineError and ConfigurationError name what is
-    missing.
+    draft: see `checkpoints.chosen_draft`, or 'none'. weights: an export needs none of the
+    target's, so that a large checkpoint costs neither memory nor time; a comparison does. They
+    are read from a folder, drawn at random for a slice of a profile and refused for a whole one;
+    projections are rounded where the precision says so, see `stage_narrow`.
+    EngineError and ConfigurationError name what is missing.
     """
     if precision not in PRECISIONS:
         raise ConfigurationError(f'precision {precision!r}: use one of {", ".join(PRECISIONS)}')
@@ -103,14 +109,29 @@ def read_source(checkpoint: str, precision: str, draft: str = 'default', samples
             _draw_weights(source, sliced=checkpoint not in SHAPES_ONLY)
         return _rounded(source, precision)
     folder = checkpoint_folder(checkpoint)
-    target, tokenizer = open_checkpoint(folder, torch.device('cpu'), dtype)
+    target, tokenizer = (open_checkpoint(folder, torch.device('cpu'), dtype) if weights
+                         else _described(folder, dtype))
     chosen = _chosen_draft(draft, folder)
-    routine = None if chosen is None else load_draft(chosen, target, dtype=dtype,
+    routine = None if chosen is None else load_draft(chosen, target, 'cpu', dtype,
                                                      checkpoint=folder)
     digests = source_digests(checkpoint, draft)
     prompt = max_prompt_length(target.cfg, tokenizer)
     return _rounded(Source(target, routine, _sized(target, routine, prompt, samples), digests),
                     precision)
+
+
+def _described(folder: Path, dtype: torch.dtype) -> tuple[Target, TextTokenizer]:
+    """Return the target of a checkpoint folder without its weights, and the tokenizer."""
+    profile = folder_profile(folder)
+    return _bare(profile, dtype), open_tokenizer(folder, profile)
+
+
+def _bare(profile: ProfileConfig, dtype: torch.dtype) -> Target:
+    """Return a target on the meta device; what is computed and not stored has values."""
+    with torch.device('meta'):
+        target = Target(profile).to(dtype).eval().requires_grad_(False)
+    target.expert.reset_frequencies(torch.device('cpu'))
+    return target
 
 
 def _rounded(source: Source, precision: str) -> Source:
@@ -149,10 +170,9 @@ def checkpoint_folder(checkpoint: str) -> Path:
 def _shapes_only(profile: ProfileConfig, dtype: torch.dtype, drafted: bool,
                  samples: int) -> Source:
     """Return networks without weights: the profile's own and the default block draft."""
+    target = _bare(profile, dtype)
     with torch.device('meta'):
-        target = Target(profile).to(dtype).eval().requires_grad_(False)
         draft = Dflash(dflash_config(profile)).to(dtype).eval() if drafted else None
-    target.expert.reset_frequencies(torch.device('cpu'))
     if draft is not None:
         draft.requires_grad_(False).bind(target.text, profile.tokens)
     images = len(profile.cameras.names) * profile.cameras.frames

@@ -65,7 +65,7 @@ def report(tmp_path_factory):
     from rspec_planner.evaluate.engine_selftest import cuda_device, moved, selftest
     from rspec_planner.planner.staging import checkpoint_folder, read_source
     folder = tmp_path_factory.mktemp('set')
-    source = read_source('tiny', 'fp16')
+    source = read_source('tiny', 'fp16', weights=True)
     export_stages(source.target, source.draft, source.shapes, 'fp16', source.checkpoints,
                   folder / 'onnx')
     build_set(LIBRARY, folder, [present_sm()])
