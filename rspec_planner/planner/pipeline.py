@@ -106,6 +106,7 @@ class Planner:
                                         samples=samples, steps=self._flow_steps, draft=draft,
                                         loop=loop, guess_in=guess_in)
             self.executors = {**self.executors, 'loop': loop}
+        self._target = target
         self._reuse, self._limits = reuse, limits
         self._last_ids: tuple[int, ...] = ()
         self._cache = VisionCache() if use_vision_cache else None
@@ -145,6 +146,16 @@ class Planner:
         """Return how often the host waited for the device in the last frame, if it is known."""
         return self._stages.host_syncs if isinstance(self._stages, DeviceStages) else None
 
+    def alone(self) -> Planner:
+        """
+        Return a planner over the same weights without draft, reuse and cached features.
+
+        One token per forward of the PyTorch executors: what this planner's words are checked
+        against.
+        """
+        return Planner(self._target, self.tokenizer, max_reasoning_tokens=self._budget,
+                       flow_steps=1, use_vision_cache=False, limits=self._limits)
+
     def reset(self) -> None:
         """Drop what is cached from earlier frames."""
         self._last_ids = ()
@@ -180,42 +191,54 @@ class Planner:
             times=timer.times(), verdict=verdict, ages_ms=dict(observation.ages_ms))
 
     def _encode(self, observation: Observation) -> None:
-        """Put the features of all images into the prefill's buffers, new ones encoded."""
-        frames = observation.images.shape[1]
-        new: list[int] = []
-        for slot in range(observation.images.shape[0] * frames):
-            camera, frame = divmod(slot, frames)
-            held = self._cache.get(
-                observation.camera_names[camera],
-                int(observation.image_stamps_ns[camera, frame]),
-                observation.images[camera, frame]) if self._cache is not None else None
+        """
+        Put the features of all images into the prefill's buffers, new ones encoded.
+
+        Images of unknown stamps come first: a GPU encodes them while the others' pixels are
+        compared here.
+        """
+        slots = [divmod(slot, observation.images.shape[1])
+                 for slot in range(observation.images.shape[0] * observation.images.shape[1])]
+        if self._cache is None:
+            self._encode_all(observation, slots)
+            return
+        names, stamps = observation.camera_names, observation.image_stamps_ns
+        known = {(camera, frame) for camera, frame in slots
+                 if self._cache.knows(names[camera], int(stamps[camera, frame]))}
+        self._encode_all(observation, [slot for slot in slots if slot not in known])
+        changed = []
+        for camera, frame in sorted(known):
+            held = self._cache.get(names[camera], int(stamps[camera, frame]),
+                                   observation.images[camera, frame])
             if held is None:
-                new.append(slot)
+                changed.append((camera, frame))
             else:
-                self._place(slot, held)
+                self._place(camera, frame, held)
+        self._encode_all(observation, changed)
+        self._cache.prune(observation.t0_ns)
+
+    def _encode_all(self, observation: Observation, slots: list[tuple[int, int]]) -> None:
+        """Encode the images of slots (camera, frame) in as many calls as they need."""
         per_call = self._stages.vision.inputs['images'].shape[0]
-        for start in range(0, len(new), per_call):
-            self._encode_call(observation, new[start:start + per_call])
-        if self._cache is not None:
-            self._cache.prune(observation.t0_ns)
+        for start in range(0, len(slots), per_call):
+            self._encode_call(observation, slots[start:start + per_call])
 
-    def _encode_call(self, observation: Observation, slots: list[int]) -> None:
+    def _encode_call(self, observation: Observation, slots: list[tuple[int, int]]) -> None:
         """Run the vision stage once over at most as many images as it takes."""
-        frames, outputs = observation.images.shape[1], self._stages.vision.outputs
-        self._stages.encode([observation.images[divmod(slot, frames)] for slot in slots])
-        for row, slot in enumerate(slots):
+        outputs = self._stages.vision.outputs
+        self._stages.encode([observation.images[slot] for slot in slots])
+        for row, (camera, frame) in enumerate(slots):
             made = FrameFeatures(outputs['features'][row], outputs['deepstack'][:, row])
-            self._place(slot, made)
+            self._place(camera, frame, made)
             if self._cache is not None:
-                camera, frame = divmod(slot, frames)
-                self._cache.put(
-                    observation.camera_names[camera],
-                    int(observation.image_stamps_ns[camera, frame]),
-                    observation.images[camera, frame].copy(), made)
+                self._cache.put(observation.camera_names[camera],
+                                int(observation.image_stamps_ns[camera, frame]),
+                                observation.images[camera, frame].copy(), made)
 
-    def _place(self, slot: int, frame: FrameFeatures) -> None:
-        self._stages.features[slot].copy_(frame.features)
-        self._stages.deepstack[:, slot].copy_(frame.deepstack)
+    def _place(self, camera: int, frame: int, made: FrameFeatures) -> None:
+        slot = camera * self.profile.cameras.frames + frame
+        self._stages.features[slot].copy_(made.features)
+        self._stages.deepstack[:, slot].copy_(made.deepstack)
 
     def _read(self, ids: tuple[int, ...], stats: DecodeStats) -> Reasoning:
         """Return the reasoning of generated ids; its text ends at <|cot_end|>."""

@@ -47,6 +47,10 @@ class VisionCache:
     def __len__(self) -> int:
         return len(self._entries)
 
+    def knows(self, camera: str, stamp_ns: int) -> bool:
+        """Return whether an image of this camera and stamp was kept; its pixels may differ."""
+        return (camera, stamp_ns) in self._entries
+
     def get(self, camera: str, stamp_ns: int, image: NDArray[np.uint8]) -> FrameFeatures | None:
         """Return the features of this very image (H, W, 3), None when it is new."""
         entry = self._entries.get((camera, stamp_ns))
