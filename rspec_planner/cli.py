@@ -31,6 +31,7 @@ from typing import Any
 import click
 
 from rspec_planner import __version__
+from rspec_planner.cli_checkpoint import bench_checkpoint
 from rspec_planner.cli_engine import engine
 from rspec_planner.cli_evaluate import evaluate
 from rspec_planner.cli_profiles import profiles
@@ -262,6 +263,7 @@ def bench_node(seconds: float, size: str, only: str) -> Mapping[str, Any]:
     return measure(seconds=seconds, width=int(width), height=int(height), cases=cases)
 
 
+bench.add_command(bench_checkpoint)
 for group in (train, evaluate, bench, engine, profiles):
     cli.add_command(group)
 
