@@ -34,6 +34,7 @@ from rspec_planner.engine.kernels.frame import Slot
 from rspec_planner.engine.kernels.select import Kernels
 from rspec_planner.errors import ConfigurationError
 from rspec_planner.model.draft import Draft, DraftConfig
+from rspec_planner.model.layer import NO_QK_NORM
 from rspec_planner.model.rope import axis_of_angle, inverse_frequencies
 
 
@@ -43,6 +44,8 @@ def check_draft(draft: Draft) -> None:
         raise ConfigurationError(f'draft {draft.cfg.label}: the device-resident loop runs drafts '
                                  'without a correction; give another, or choose the loop host '
                                  '(engine.loop)')
+    if not draft.cfg.qk_norm:
+        raise ConfigurationError(f'draft {draft.cfg.label}: {NO_QK_NORM}')
 
 
 class DraftTurns:

@@ -205,7 +205,7 @@ class _Block(DraftStage):
         rows = torch.mm(features, self.context_kv).view(
             p - first, cfg.num_layers, 2 * cfg.num_kv_heads, cfg.head_dim)
         keys, values = rows[:, :, :cfg.num_kv_heads], rows[:, :, cfg.num_kv_heads:]
-        normed = self.attention[0].unit(keys).mul_(self.key_scale).transpose(0, 1)
+        normed = self.attention[0].normed(keys).mul_(self.key_scale).transpose(0, 1)
         turn_pairs(normed, self.rotary.turns[first:p], self.keys[:, first:p])
         self.values[:, first:p] = values.transpose(0, 1)
 

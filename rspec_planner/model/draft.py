@@ -70,6 +70,9 @@ class DraftConfig:
     name: str = ''
     correction_rank: int = 0  # dflash: rank of the left-to-right correction, 0 = none
     mrope_interleaved: bool = True  # the target's, see `TextConfig`; read by 'mirror'
+    qk_norm: bool = True  # RMSNorm on each query and key head; eagle3 of Llama layout has none
+    own_head: bool = False  # a head of its own in place of rows of the target's
+    layout: str = ''  # the public layout that it was converted from
 
     def __post_init__(self) -> None:
         """Raise ConfigurationError for the first value that cannot be."""
@@ -85,6 +88,9 @@ class DraftConfig:
             raise ConfigurationError(f'an eagle3 draft has one layer, not {self.num_layers}, and '
                                      f'no correction of rank {self.correction_rank}: set '
                                      'num_layers to 1 and correction_rank to 0')
+        if self.kind == 'dflash' and (self.own_head or not self.qk_norm):
+            raise ConfigurationError('a dflash draft uses the head of its target and QK-norm: set '
+                                     'own_head to false and qk_norm to true')
         if self.draft_vocab > self.target_vocab:
             raise ConfigurationError(f'draft_vocab {self.draft_vocab} exceeds the vocabulary '
                                      f'of {self.target_vocab} ids: use 0 for the whole head')
@@ -96,7 +102,8 @@ class DraftConfig:
         """Return the shapes of the draft's own layers as a decoder's."""
         return TextConfig(self.target_vocab, self.hidden_size, self.num_layers, self.num_heads,
                           self.num_kv_heads, self.head_dim, self.intermediate_size,
-                          self.mrope_section, self.rope_theta, self.rms_norm_eps)
+                          self.mrope_section, self.rope_theta, self.rms_norm_eps,
+                          qk_norm=self.qk_norm)
 
     @property
     def label(self) -> str:
@@ -247,6 +254,8 @@ class Draft(nn.Module):
         self.norm = RmsNorm(cfg.hidden_size, cfg.rms_norm_eps)
         ids = torch.arange(cfg.draft_vocab) if cfg.draft_vocab else None
         self.register_buffer('draft_ids', ids)
+        self.own_head = nn.Parameter(torch.zeros(cfg.head_rows, cfg.hidden_size)) \
+            if cfg.own_head else None
         self._lent: Shared | None = None
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
@@ -257,13 +266,7 @@ class Draft(nn.Module):
 
     def twin(self) -> Self:
         """Return a copy with weights of its own and the same tables of the target."""
-        lent, self._lent = self._lent, None
-        try:
-            made = copy.deepcopy(self)
-        finally:
-            self._lent = lent
-        made._lent = lent
-        return made
+        return copy.deepcopy(self, {id(self._lent): self._lent})
 
     def num_parameters(self) -> int:
         """Return the number of the draft's own weights."""
@@ -277,8 +280,9 @@ class Draft(nn.Module):
         """
         cfg, found = self.cfg, text.cfg
         wanted: list[tuple[str, Any]] = [
-            ('hidden_size', cfg.hidden_size), ('vocab_size', cfg.target_vocab),
-            ('rope_theta', cfg.rope_theta)]
+            ('hidden_size', cfg.hidden_size), ('vocab_size', cfg.target_vocab)]
+        # what is trained here has the target's base; another one would be a lost setting
+        wanted += [] if cfg.layout else [('rope_theta', cfg.rope_theta)]
         if cfg.rotary == 'mirror':
             wanted += [('head_dim', cfg.head_dim), ('mrope_section', cfg.mrope_section),
                        ('mrope_interleaved', cfg.mrope_interleaved)]
@@ -326,7 +330,7 @@ class Draft(nn.Module):
             rows = (lent.head[:first], lent.head[last:])
         else:
             gap = (self.cfg.draft_vocab,) * 2
-            rows = (lent.head[self.draft_ids],)
+            rows = (lent.head[self.draft_ids] if self.own_head is None else self.own_head,)
             if bool(((self.draft_ids >= first) & (self.draft_ids < last)).any()):
                 raise ConfigurationError(f'the reduced head of {self.cfg.name} holds ids in '
                                          f'{first} .. {last - 1}, which no CoC has: drop them')

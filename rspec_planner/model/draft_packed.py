@@ -101,7 +101,7 @@ class PackedAttention:
     kv_heads: int
     head_dim: int
     weight: Tensor  # (out, n), queries, keys, values
-    unit: UnitNorm  # of queries and keys
+    unit: UnitNorm | None  # of queries and keys, where they have one
     scale: Tensor  # (heads + kv_heads, d), their norm weights; 1 / sqrt(d) in the queries
     out: Tensor  # (heads * d, H)
 
@@ -117,18 +117,25 @@ class PackedAttention:
         weight = torch.cat((paired(attn.q_proj), paired(attn.k_proj),
                             attn.v_proj.weight.detach()))
         root = attn.head_dim ** 0.5
-        # the query's own sqrt(d) and the softmax's 1 / sqrt(d) cancel
-        q_norm, k_norm = attn.norms
-        scale = torch.cat((q_norm.weight.detach()[order].expand(attn.heads, -1),
-                           k_norm.weight.detach()[order].expand(attn.kv_heads, -1) * root))
-        return PackedAttention(attn.heads, attn.kv_heads, attn.head_dim, weight,
-                               UnitNorm.of(q_norm), scale,
-                               attn.o_proj.weight.detach().t().contiguous())
+        out, unit = attn.o_proj.weight.detach().t().contiguous(), None
+        scale = weight.new_ones((attn.heads + attn.kv_heads, attn.head_dim))
+        scale[:attn.heads] /= root
+        if isinstance(attn.q_norm, RmsNorm):
+            # the query's own sqrt(d) and the softmax's 1 / sqrt(d) cancel
+            q_norm, k_norm = attn.norms
+            scale = torch.cat((q_norm.weight.detach()[order].expand(attn.heads, -1),
+                               k_norm.weight.detach()[order].expand(attn.kv_heads, -1) * root))
+            unit = UnitNorm.of(q_norm)
+        return PackedAttention(attn.heads, attn.kv_heads, attn.head_dim, weight, unit, scale, out)
 
     def lay(self, rows: Tensor, cis: Tensor) -> None:
         """Norm and turn queries and keys of projected rows (rows, heads + 2 kv_heads, d)."""
         turning = rows[:, :self.heads + self.kv_heads]
-        turn_pairs(self.unit(turning).mul_(self.scale), cis, turning)
+        turn_pairs(self.normed(turning).mul_(self.scale), cis, turning)
+
+    def normed(self, rows: Tensor) -> Tensor:
+        """Return queries or keys (..., d) at length one, or a copy where they have no norm."""
+        return rows.clone() if self.unit is None else self.unit(rows)
 
     def attend(self, rows: Tensor, count: int, visible: Tensor | None = None) -> Tensor:
         """

@@ -43,7 +43,8 @@ class Eagle3(Draft):
         size, eps = cfg.hidden_size, cfg.rms_norm_eps
         self.embed_norm = RmsNorm(size, eps)
         self.feature_norm = RmsNorm(size, eps)
-        self.self_attn = Attention(2 * size, cfg.num_heads, cfg.num_kv_heads, cfg.head_dim, eps)
+        self.self_attn = Attention(2 * size, cfg.num_heads, cfg.num_kv_heads, cfg.head_dim, eps,
+                                   qk_norm=cfg.qk_norm)
         # the residual stream is the feature alone, half as wide as the layer's input
         self.self_attn.o_proj = nn.Linear(cfg.num_heads * cfg.head_dim, size, bias=False)
         self.post_attention_layernorm = RmsNorm(size, eps)

@@ -117,6 +117,13 @@ class Fields:
                         f'{self._origin}{name}.')
         return tuple(listed.integer(str(i), least=0) for i in range(len(value)))
 
+    def texts(self, name: str) -> tuple[str, ...]:
+        """Return a list of strings, () where there is none."""
+        value = self._values.get(name) or []
+        if not isinstance(value, list) or not all(isinstance(entry, str) for entry in value):
+            raise self.fail(name, f'is {_short(value)}, must be a list of strings')
+        return tuple(value)
+
     def text(self, name: str, default: str | None = None) -> str:
         """Return a string."""
         value = self._get(name, default)

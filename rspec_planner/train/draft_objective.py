@@ -65,7 +65,7 @@ class CompactHead:
             self.ids = every[(every < first) | (every >= last)]
         else:
             self.ids = draft.draft_ids.to(shared.head.device)
-        self.weight = shared.head[self.ids]
+        self.weight = shared.rows[0] if draft.cfg.own_head else shared.head[self.ids]
         self._index = torch.full((len(shared.head),), -1, device=self.ids.device)
         self._index[self.ids] = torch.arange(len(self.ids), device=self.ids.device)
 
