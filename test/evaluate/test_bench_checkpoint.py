@@ -19,6 +19,7 @@ import pytest
 import torch
 from upstream_rig import edit_shard, released_profile
 
+from rspec_planner.cli import main
 from rspec_planner.errors import ConfigurationError, EngineError
 from rspec_planner.evaluate import bench_checkpoint as module
 from rspec_planner.evaluate.bench_checkpoint import bench_checkpoint, noise_observation
@@ -97,6 +98,13 @@ def test_transformers_and_the_folder_must_agree(profile, tmp_path):
 def test_an_unknown_profile(tmp_path):
     with pytest.raises(ConfigurationError, match='alpamayo-r1'):
         bench_checkpoint('tiny', 'cpu', tmp_path)
+
+
+def test_the_command_refuses_in_one_line(tmp_path, capsys):
+    arguments = ['bench', 'checkpoint', '--profile', 'tiny', '--device', 'cpu', '--out',
+                 str(tmp_path)]
+    assert main(arguments) == 2
+    assert "profile 'tiny': use one of alpamayo-r1" in capsys.readouterr().err
 
 
 def test_neighbouring_frames_share_images(profile):
