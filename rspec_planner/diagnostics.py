@@ -29,6 +29,7 @@ from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue
 
 from rspec_planner.cycle import CycleResult, CycleStatistics, Outcome, times_of
 from rspec_planner.inputs import StreamState
+from rspec_planner.output_check import CheckState
 from rspec_planner.outputs import tokens_per_second
 from rspec_planner.parameters import NODE_NAME, NodeParameters
 from rspec_planner.planner.timing import STAGES
@@ -277,17 +278,20 @@ def _lateness(last: CycleResult | None, budget_ms: float) -> tuple[bytes, str]:
 
 
 def speculation_status(statistics: CycleStatistics, last: CycleResult | None,
-                       minimum: float) -> DiagnosticStatus:
+                       minimum: float, check: CheckState | None = None) -> DiagnosticStatus:
     """
     Return the `speculation` task of the last plan.
 
     Warns when the mean accepted length of the last plans is below `minimum`: the draft then
-    costs more than it saves.
+    costs more than it saves. With a `check`, a plan since activation whose words were not those
+    of the target alone is an error.
     """
     plan = last.plan if last is not None else None
+    checks = {} if check is None else {'checked_total': check.checked,
+                                       'mismatch_total': check.mismatches}
     if plan is None:
         return make_status('speculation', OK, 'no plan yet' if last is None
-                           else 'no plan in the last cycle', {})
+                           else 'no plan in the last cycle', checks)
     stats, window = plan.reasoning.stats, statistics.accepted_length
     enabled = stats.block > 1
     level, message = OK, 'drafts are verified' if enabled else 'off: the target decodes alone'
@@ -298,9 +302,13 @@ def speculation_status(statistics: CycleStatistics, last: CycleResult | None,
             f'the accepted length is {window.mean:.2f} on average over {len(window)} plans, '
             f'below {minimum:g} (speculation.min_accepted_length); train the draft for this '
             'target or set speculation.enabled to false')
+    if check is not None and check.mismatches:
+        level, message = ERROR, (f'output mismatch in {check.mismatches} of {check.checked} '
+                                 f'checked plans, the newest {check.detail}; set '
+                                 'speculation.enabled to false and report it')
     return make_status('speculation', level, message, {
         'enabled': enabled, 'block_size': stats.block,
         'mean_accepted_length': stats.accepted_length,
         'window_accepted_length': window.mean, 'iterations': stats.iterations,
         'reused_tokens': stats.reused, 'tokens_per_second': tokens_per_second(plan),
-        'draft_ms': stats.draft_ms, 'verify_ms': stats.verify_ms})
+        'draft_ms': stats.draft_ms, 'verify_ms': stats.verify_ms, **checks})

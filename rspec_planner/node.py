@@ -22,7 +22,7 @@ owns the model.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 import time
 import traceback
 from typing import Any
@@ -34,9 +34,9 @@ from rclpy.duration import Duration
 from rclpy.lifecycle import LifecycleNode, LifecycleState, TransitionCallbackReturn
 from rclpy.qos import QoSProfile
 
+from rspec_planner.configured import Configured
 from rspec_planner.cycle import (
     CycleResult,
-    CycleStatistics,
     Outcome,
     PlanningCycle,
     RateLimit,
@@ -44,19 +44,14 @@ from rspec_planner.cycle import (
 from rspec_planner.diagnostics import (
     engine_status,
     EngineFacts,
-    inference_status,
-    InputFacts,
-    inputs_status,
-    latency_status,
     make_array,
-    PlanFacts,
-    speculation_status,
 )
 from rspec_planner.errors import ConfigurationError, RspecError
 from rspec_planner.graph import rivals
 from rspec_planner.inputs import InputWatch
 from rspec_planner.loading import engine_values, load_live_planner, memory_values, warm_up
 from rspec_planner.message_sets import load_message_set
+from rspec_planner.output_check import OutputCheck
 from rspec_planner.outputs import Outputs, quiet_events
 from rspec_planner.overlay_publisher import OverlayPublisher
 from rspec_planner.parameter_handler import ParameterHandler
@@ -74,23 +69,6 @@ _THROTTLE_S = 5.0
 _STOP_S = 10.0
 
 
-@dataclass
-class _Configured:
-    """Everything that exists between configure and cleanup."""
-
-    planner: Any
-    buffer: ObservationBuffer
-    inputs: InputSubscriptions
-    outputs: Outputs
-    cycle: PlanningCycle
-    camera_streams: tuple[str, ...]  # 'image0', ... in the order of cameras.ids
-    statistics: CycleStatistics = field(default_factory=CycleStatistics)
-    last: CycleResult | None = None
-    last_planned: CycleResult | None = None  # the newest one that was not skipped
-    published_s: float | None = None
-    rivals: Sequence[str] = ()
-
-
 class RspecPlanner(LifecycleNode):
     """
     Plan from cameras and odometry; see the README for topics and parameters.
@@ -104,7 +82,7 @@ class RspecPlanner(LifecycleNode):
         self._load = load
         self._handler = ParameterHandler(self, self._swap_parameters, arguments)
         self._config: NodeParameters | None = None
-        self._made: _Configured | None = None
+        self._made: Configured | None = None
         self._engine = EngineFacts('unconfigured')
         self._watch = InputWatch()
         self._limit = RateLimit()
@@ -153,8 +131,7 @@ class RspecPlanner(LifecycleNode):
         """Accept data and plan."""
         super().on_activate(state)
         made = self._require()
-        made.statistics = CycleStatistics()
-        made.last = made.last_planned = made.published_s = None
+        made.restart()
         made.inputs.enabled = True
         self.get_logger().info('active: planning')
         return SUCCESS
@@ -193,7 +170,7 @@ class RspecPlanner(LifecycleNode):
         # rclpy leaves the state machine, whose handle keeps the node on the graph (rclpy 9.1.2).
         self._state_machine.destroy_when_not_in_use()
 
-    def _configure(self, config: NodeParameters) -> _Configured:
+    def _configure(self, config: NodeParameters) -> Configured:
         """Build everything that the parameters decide; raises RspecError with the remedy."""
         load_message_set(config.output.message_set)  # refuses before the model is loaded
         self._set_engine(EngineFacts('loading', config.model.checkpoint))
@@ -210,9 +187,14 @@ class RspecPlanner(LifecycleNode):
             'load_s': time.perf_counter() - started, 'warm_up_ms': warm_up_ms})))
         self.get_logger().info(f"configured: '{config.model.checkpoint}' on "
                                f'{config.model.device}, warm-up {warm_up_ms:.0f} ms')
-        return self._connect(planner, config)
+        check = None
+        if config.speculation.enabled and config.speculation.check_every:
+            check = self._worker.call(lambda: OutputCheck(
+                planner, planner.alone(), config.speculation.check_every)).result()
+        return self._connect(planner, config, check)
 
-    def _connect(self, planner: Any, config: NodeParameters) -> _Configured:
+    def _connect(self, planner: Any, config: NodeParameters,
+                 check: OutputCheck | None) -> Configured:
         """Put a loaded planner on the graph."""
         cameras = planner.profile.cameras
         buffer = ObservationBuffer(planner.profile, SelectionLimits(
@@ -225,11 +207,11 @@ class RspecPlanner(LifecycleNode):
         anchor = cameras.names[config.cameras.ids.index(config.sync.anchor_camera)]
         outputs = Outputs(self, config, OverlayPublisher(
             self, lambda t0_ns: buffer.frame_at(anchor, t0_ns), lambda: inputs.view(anchor)))
-        cycle = PlanningCycle(planner, buffer, self._watch, self._now_ns, outputs.publish_plan,
-                              outputs.publish_stop)
+        cycle = PlanningCycle(check or planner, buffer, self._watch, self._now_ns,
+                              outputs.publish_plan, outputs.publish_stop)
         inputs.create(config.cameras, cameras.names, anchor)
         streams = tuple(f'image{index}' for index in range(len(cameras.names)))
-        return _Configured(planner, buffer, inputs, outputs, cycle, streams)
+        return Configured(planner, buffer, inputs, outputs, cycle, streams, check)
 
     def _discard(self) -> None:
         """Undo configure, also half of it."""
@@ -248,7 +230,7 @@ class RspecPlanner(LifecycleNode):
     def _new_worker(self) -> Worker[int]:
         return Worker(self._run_cycle, self._on_worker_error)
 
-    def _require(self) -> _Configured:
+    def _require(self) -> Configured:
         if self._made is None:
             raise ConfigurationError('the node is not configured; trigger configure first')
         return self._made
@@ -304,6 +286,8 @@ class RspecPlanner(LifecycleNode):
         if made.inputs.enabled:
             made.outputs.publish_times(result)
             self._note(result)
+            if made.check is not None:
+                made.check.run()
 
     def _on_worker_error(self, error: Exception) -> None:
         """Turn what the planner raised into a diagnostic; log each kind of traceback once."""
@@ -378,17 +362,6 @@ class RspecPlanner(LifecycleNode):
                 **self._engine.values, **memory_values(config.model.device)})
         self._publish_diagnostics()
 
-    def _input_facts(self, made: _Configured) -> InputFacts:
-        return InputFacts(
-            self._now_ns(), self._watch.states(), made.inputs.enabled, made.inputs.publishers(),
-            made.inputs.faults, made.inputs.notes, made.last, dict(made.statistics.skipped),
-            self._last_reset, made.inputs.counts)
-
-    def _plan_facts(self, made: _Configured) -> PlanFacts:
-        silence = None if made.published_s is None else time.monotonic() - made.published_s
-        return PlanFacts(made.statistics, made.last_planned, silence, made.cycle.busy_s,
-                         made.rivals)
-
     def _publish_diagnostics(self) -> None:
         """Send all five tasks; called once a second and after each cycle."""
         if not self.context.ok():
@@ -396,11 +369,8 @@ class RspecPlanner(LifecycleNode):
         made, config = self._made, self._config
         statuses = [engine_status(self._engine)]
         if made is not None and config is not None:
-            statuses += [inputs_status(self._input_facts(made)),
-                         inference_status(self._plan_facts(made)),
-                         latency_status(made.statistics, made.last_planned, config),
-                         speculation_status(made.statistics, made.last_planned,
-                                            config.speculation.min_accepted_length)]
+            statuses += made.statuses(self._now_ns(), self._watch.states(), config,
+                                      self._last_reset)
         self._diagnostics.publish(make_array(self._now_ns(), statuses))
 
 

@@ -109,6 +109,7 @@ class SpeculationParameters:
     reuse: bool
     reuse_in: str  # 'verify' or 'prefill': where a reused text is verified
     min_accepted_length: float  # the speculation diagnostic warns below it
+    check_every: int  # plans between two checks against the target alone, 0 for none
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,7 @@ from rspec_planner.diagnostics import (
     WARN,
 )
 from rspec_planner.inputs import StreamState
+from rspec_planner.output_check import CheckState
 from rspec_planner.parameters import load_yaml_parameters, NodeParameters
 from rspec_planner.planner.plan import Plan
 from rspec_planner.transport import config_path
@@ -219,6 +220,16 @@ def test_speculation_reports_block_iterations_and_reuse(plan):
     assert (values['enabled'], values['block_size'], values['mean_accepted_length'],
             values['iterations'], values['reused_tokens'], values['draft_ms'],
             values['verify_ms']) == ('true', '24', '8.500', '2', '3', '1.500', '12.000')
+
+
+def test_words_that_are_not_the_targets_are_an_error(plan):
+    result = CycleResult(1, Outcome.PUBLISHED, plan=plan)
+    fine = speculation_status(CycleStatistics(), result, 1.5, CheckState(7, 0))
+    assert fine.level == OK and values_of(fine)['checked_total'] == '7'
+    status = speculation_status(CycleStatistics(), result, 1.5,
+                                CheckState(7, 2, 'at t0 5 token 3 differs'))
+    assert status.level == ERROR and values_of(status)['mismatch_total'] == '2'
+    assert status.message.startswith('output mismatch in 2 of 7 checked plans, the newest at t0 5')
 
 
 def test_speculation_is_off_without_a_draft(plan):

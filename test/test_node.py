@@ -14,12 +14,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 import json
 import threading
 import time
 
 from geometry_msgs.msg import Quaternion
-from node_rig import CAMERAS, running, TEXT, values_of, wait_until
+from node_rig import CAMERAS, FakePlanner, running, TEXT, values_of, wait_until
 import numpy as np
 import pytest
 from rclpy.qos import QoSProfile, ReliabilityPolicy
@@ -213,6 +214,27 @@ def test_planner_exception_is_a_diagnostic_and_heals(capfd):
         rig.path_at(rig.drive(start + 4 * SECOND))
         rig.status('inference_status', lambda s: s.message == 'plan published', 'healing')
     assert capfd.readouterr().err.count('Traceback') == 1
+
+
+def test_words_that_a_draft_decided_are_an_error_in_check_mode():
+    planner = FakePlanner()
+    planner.alone = FakePlanner  # says the same
+    with running('speculation.check_every:=2', load=lambda parameters: planner) as rig:
+        start = now() - 8 * SECOND
+        for step in range(2):
+            rig.path_at(rig.drive(start + step * SECOND))
+        status = rig.status('speculation', lambda s: values_of(s)['checked_total'] == '1', 'check')
+        assert status.level == b'\x00' and values_of(status)['mismatch_total'] == '0'
+        made = planner.plan
+
+        def other(observation):
+            plan = made(observation)
+            return replace(plan, reasoning=replace(plan.reasoning, token_ids=(9, 9)))
+        planner.plan = other
+        for step in range(2, 4):
+            rig.path_at(rig.drive(start + step * SECOND))
+        status = rig.status('speculation', lambda s: s.level == b'\x02', 'the mismatch')
+        assert 'output mismatch in 1 of 2 checked plans' in status.message
 
 
 def test_rejected_plan_is_counted_and_not_published():
