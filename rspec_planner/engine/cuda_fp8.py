@@ -41,8 +41,12 @@ from rspec_planner.model.layer import DecoderLayer
 from rspec_planner.model.target import Target
 from rspec_planner.model.vision import VisionBlock
 
-#: rows in front of a narrow product: quantised, or as they are (weights converted in the loop)
-ROWS = ('e4m3', 'plain')
+#: rows in front of a narrow product: quantised; quantised behind a norm, whose pass does it; or
+#: as they are. Where they are not, weights are converted in the loop.
+ROWS = ('e4m3', 'normed', 'plain')
+#: rows of ROWS that `rspec bench fp8` found fastest: for up to FEW rows, and for more
+FASTEST = {'few': 'e4m3', 'many': 'e4m3'}
+FEW = 32
 #: most rows of a narrow product, `linear.MAX_ROWS`
 NARROW = 128
 #: products of many rows, the first that works is used
@@ -172,10 +176,11 @@ class Fp8Linear:
     """`reference.linear` that quantises its rows where the weight is e4m3."""
 
     def __init__(self, plain: Kernels, parts: Fp8Kernels, wide: WideProducts,
-                 rows: str = 'e4m3') -> None:
-        """rows: one of ROWS."""
-        if rows not in ROWS:
-            raise ConfigurationError(f"fp8 rows '{rows}': use one of {', '.join(ROWS)}")
+                 rows: tuple[str, str] = (ROWS[0], ROWS[0])) -> None:
+        """rows: one of ROWS for up to FEW rows, and one for more."""
+        for name in rows:
+            if name not in ROWS:
+                raise ConfigurationError(f"fp8 rows '{name}': use one of {', '.join(ROWS)}")
         self._plain, self._parts, self._wide, self.rows = plain, parts, wide, rows
 
     def __call__(self, x: Tensor, weight: Tensor, out: Tensor, *, norm: Tensor | None = None,
@@ -183,7 +188,9 @@ class Fp8Linear:
                  scale: Tensor | None = None, width: int = 0, **hints: Any) -> None:
         """Fill out (M, N); hints: options of the plain product that change no result."""
         most = max(len(x), width)
-        if scale is None or (self.rows == 'plain' and most <= NARROW):
+        rows = self.rows[most > FEW]
+        kept = rows == 'plain' or (rows == 'normed' and norm is None)
+        if scale is None or (kept and most <= NARROW):
             self._plain.linear(x, weight, out, norm=norm, eps=eps, residual=residual,
                                gated=gated, scale=scale, width=width, **hints)
             return
@@ -246,7 +253,7 @@ class Fp8Weights:
     expert: tuple[LayerWeights, ...]
     parts: Fp8Kernels
     wide: WideProducts
-    rows: str = 'e4m3'
+    rows: tuple[str, str] = (ROWS[0], ROWS[0])  # see `Fp8Linear`
     vision: tuple[Block, ...] = ()  # of the tower, where it is quantised
 
     def kernels(self, plain: Kernels) -> Kernels:
@@ -255,7 +262,7 @@ class Fp8Weights:
 
     def report(self) -> dict[str, Any]:
         """Return how the products run, for a report."""
-        return {**self.wide.report(), 'narrow_rows': self.rows, 'vision': bool(self.vision),
+        return {**self.wide.report(), 'narrow_rows': list(self.rows), 'vision': bool(self.vision),
                 'weight_bytes': sum(map(layer_bytes, (*self.text, *self.expert)))}
 
 
@@ -270,16 +277,16 @@ def fp8_parts(device: torch.device) -> Fp8Kernels:
     return triton_fp8_kernels() if device.type == 'cuda' else REFERENCE8
 
 
-def quantise_target(target: Target, *, rows: str = 'e4m3', vision: bool = False,
+def quantise_target(target: Target, *, rows: str = '', vision: bool = False,
                     parts: Fp8Kernels | None = None, wide: str = '', fast: bool = True
                     ) -> Fp8Weights:
     """
     Return the layers of text and expert in e4m3; the target gives its own up.
 
     vision: the tower's blocks too; it then runs as `cuda_fp8_vision.Fp8Tower` only. rows: one of
-    ROWS. wide: one of WIDE, empty to try them. parts: other kernels than the device's own. fast:
-    see `WideProducts`. Raises EngineError for a target that was quantised before or is not
-    packed.
+    ROWS, empty for the fastest. wide: one of WIDE, empty to try them. parts: other kernels than
+    the device's own. fast: see `WideProducts`. Raises EngineError for a target that was
+    quantised before or is not packed.
     """
     chosen = parts or fp8_parts(target.device)
     products = WideProducts(chosen, target.device, target.dtype, wide, fast)
@@ -287,7 +294,8 @@ def quantise_target(target: Target, *, rows: str = 'e4m3', vision: bool = False,
                     for stack in (target.text.layers, target.expert.layers))
     blocks = tuple(Block.take(cast('VisionBlock', block)) for block in target.vision.blocks) \
         if vision else ()
-    return Fp8Weights(text, expert, chosen, products, rows, blocks)
+    return Fp8Weights(text, expert, chosen, products,
+                      (rows, rows) if rows else (FASTEST['few'], FASTEST['many']), blocks)
 
 
 def take(layer: DecoderLayer) -> LayerWeights:

@@ -28,6 +28,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from rspec_planner.engine.cuda_fp8 import FASTEST, ROWS
 from rspec_planner.engine.cuda_graph import capture
 from rspec_planner.engine.kernels.fp8_linear import COLUMNS, plan8, PLANS8, product8
 from rspec_planner.engine.kernels.fp8_reference import E4M3
@@ -129,17 +130,21 @@ def tune(products: Sequence[Fp8Product], limit: int = 6) -> list[dict[str, objec
 
 
 def save_plans(path: Path) -> None:
-    """Write the plans in use as JSON."""
+    """Write the plans in use, and which rows are fastest, as JSON."""
     rows = [{'key': list(key), **asdict(plan)} for key, plan in PLANS8.items()]
-    path.write_text(json.dumps(rows, indent=1) + '\n', encoding='utf-8')
+    path.write_text(json.dumps({'rows': FASTEST, 'plans': rows}, indent=1) + '\n',
+                    encoding='utf-8')
 
 
 def load_plans(path: Path) -> None:
     """Read what `save_plans` wrote; EngineError for anything else."""
     try:
-        for row in json.loads(path.read_text(encoding='utf-8')):
-            columns, depth, bm, gated = row.pop('key')
-            PLANS8[columns, depth, bm, gated] = Plan(**row)
+        found = json.loads(path.read_text(encoding='utf-8'))
+        chosen = {name: ROWS[ROWS.index(found['rows'][name])] for name in FASTEST}
+        plans = {(columns, depth, bm, gated): Plan(**row) for row in found['plans']
+                 for columns, depth, bm, gated in [row.pop('key')]}
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise EngineError(f'{path}: not a file of fp8 plans ({error}); write it anew by rspec '
                           'bench fp8 --plans') from None
+    FASTEST.update(chosen)
+    PLANS8.update(plans)

@@ -21,17 +21,18 @@ should read, and what a prefill, a verify and the flow take with each.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 import gc
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from rspec_planner.engine.cuda_fp8 import (
+    FASTEST,
     Fp8Kernels,
     Fp8Weights,
     REFERENCE8,
@@ -54,7 +55,8 @@ def bench_fp8(profile: str = 'tiny', device: str = 'cpu', *, plans: Path | None 
     """
     Return checks, plans and times; milliseconds unless a key says otherwise.
 
-    plans: a file that receives the fastest plans of the narrow products; None tunes nothing.
+    plans: a file that receives the fastest plans of the narrow products and the fastest rows in
+    front of them, both used from now on; None tunes nothing.
     `ok` is False where a kernel differs from its reference.
     """
     place = torch.device(device)
@@ -67,17 +69,22 @@ def bench_fp8(profile: str = 'tiny', device: str = 'cpu', *, plans: Path | None 
     assert bed.fp8 is not None
     checks = {'passes': check_passes(bed), 'narrow': check_narrow(bed)}
     tried: list[dict[str, object]] = []
-    if plans is not None and place.type == 'cuda':
-        from rspec_planner.engine.cuda_fp8_tune import save_plans, tune
+    tuned = plans is not None and place.type == 'cuda'
+    if tuned:
+        from rspec_planner.engine.cuda_fp8_tune import tune
         tried = tune(narrow_products(bed), limit)
-        save_plans(plans)
+    found = variants(bed)
+    if tuned:
+        from rspec_planner.engine.cuda_fp8_tune import save_plans
+        FASTEST.update(fastest(found))
+        save_plans(cast('Path', plans))
     errors = [error for found in checks.values() for error in found.values()]
     return {'ok': all(error < TOLERANCE for error in errors), 'profile': profile,
             'device': device, 'hardware': hardware(place), 'torch': torch.__version__,
             'weights': 'random', 'fp8': bed.fp8.report(), 'checks': checks, 'tuned': tried,
             'wide_products': wide_products(bed), 'passes_us': pass_times(bed),
             'unquantised': before,
-            'quantised': {'memory_gb': memory_gb(place), **variants(bed)}}
+            'quantised': {'memory_gb': memory_gb(place), 'fastest': fastest(found), **found}}
 
 
 def memory_gb(device: torch.device) -> float:
@@ -113,7 +120,7 @@ def variants(bed: Bed) -> dict[str, Any]:
     assert bed.fp8 is not None
     found: dict[str, Any] = {}
     for rows in ROWS:
-        found[f'narrow rows {rows}'] = times(rebuilt(bed, replace(bed.fp8, rows=rows)))
+        found[f'narrow rows {rows}'] = times(rebuilt(bed, replace(bed.fp8, rows=(rows, rows))))
     for mode in WIDE:
         if mode in bed.fp8.wide.refused or (mode == WIDE[-1] and bed.fp8.wide.mode != mode):
             continue
@@ -123,6 +130,12 @@ def variants(bed: Bed) -> dict[str, Any]:
             name = f'prefill_ms, {mode}{"" if fast else ", fp32 sums"}'
             found[name] = attempt(partial(prefill_ms, each))
     return found
+
+
+def fastest(found: Mapping[str, Any]) -> dict[str, str]:
+    """Return the rows with which a verify, and those with which the flow, took least."""
+    return {name: min(ROWS, key=lambda rows: found[f'narrow rows {rows}'][key])
+            for name, key in (('few', 'verify_ms'), ('many', 'flow_ms'))}
 
 
 def rebuilt(bed: Bed, weights: Fp8Weights) -> Bed:

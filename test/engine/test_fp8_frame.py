@@ -64,7 +64,7 @@ def framed(target, draft=None, weights=None, kernels=STEADY, **options):
 
 @pytest.mark.parametrize('seed', range(4))
 @pytest.mark.parametrize('kind', ['flat', 'mirror'])
-@pytest.mark.parametrize('rows', ['e4m3', 'plain'])
+@pytest.mark.parametrize('rows', ['e4m3', 'normed'])
 def test_a_draft_changes_no_token_and_no_action(seed, kind, rows):
     target = target_of(seed)
     draft = small_draft(target, 'dflash', seed, block=5, window=3, rotary=kind)
@@ -77,7 +77,7 @@ def test_a_draft_changes_no_token_and_no_action(seed, kind, rows):
         for each in (drafted, twin):
             result = run(each, prompted, BUDGET)
             assert result.generated == expected.generated
-            assert rows == 'plain' or torch.equal(result.actions, expected.actions)
+            assert rows != 'e4m3' or torch.equal(result.actions, expected.actions)
 
 
 def test_accepted_proposals_change_nothing_either():
@@ -198,7 +198,7 @@ def begun(device, prompted):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize('wide', ['', 'tensor-wise', 'dequantised'])
-@pytest.mark.parametrize('rows', ['e4m3', 'plain'])
+@pytest.mark.parametrize('rows', ['e4m3', 'normed', 'plain'])
 @pytest.mark.parametrize('mode', ['while', 'sync'])
 def test_graphs_over_fp8_weights_are_exact_and_allocate_nothing(mode, rows, wide):
     target = random_target(PROFILE, torch.device('cuda'), torch.bfloat16)

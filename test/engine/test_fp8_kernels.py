@@ -36,6 +36,7 @@ from triton.runtime import interpreter  # noqa: E402
 from rspec_planner.engine.cuda_fp8 import (  # noqa: E402
     Fp8Linear,
     REFERENCE8,
+    ROWS,
     triton_fp8_kernels,
     WideProducts,
 )
@@ -235,12 +236,13 @@ def test_a_row_does_not_depend_on_its_neighbours(parts, dtype, rows, option):
 
 def linear_of(parts, dtype, rows='e4m3'):
     plain = REFERENCE if parts is REFERENCE8 else triton_kernels()
-    return Fp8Linear(plain, parts, WideProducts(parts, torch.device(DEVICE), dtype), rows)
+    return Fp8Linear(plain, parts, WideProducts(parts, torch.device(DEVICE), dtype),
+                     (rows, rows))
 
 
 @PARTS
 @DTYPES
-@pytest.mark.parametrize('rows', ['e4m3', 'plain'])
+@pytest.mark.parametrize('rows', ROWS)
 @pytest.mark.parametrize('count', [3, 130])
 @pytest.mark.parametrize('option', ['norm gated', 'residual'])
 def test_linear_over_fp8_weights_is_near_that_over_the_weights(parts, dtype, rows, count, option):
@@ -258,6 +260,27 @@ def test_linear_over_fp8_weights_is_near_that_over_the_weights(parts, dtype, row
     assert 1e-3 < apart < 0.08  # three bits of mantissa: two digits, and not more than that
 
 
+def test_few_and_many_rows_are_quantised_apart():
+    wide = WideProducts(REFERENCE8, torch.device(DEVICE), torch.float32)
+    matrix, scale = quantise(drawn(32, 64))
+    norm, back = torch.ones(64, device=DEVICE), matrix.float() * scale[:, None]
+    for rows, few, many in ((('plain', 'e4m3'), True, False), (('e4m3', 'plain'), False, True),
+                            (('normed', 'plain'), False, True)):
+        linear = Fp8Linear(REFERENCE, REFERENCE8, wide, rows)
+        for count, kept in ((3, few), (40, many)):
+            x, out = drawn(count, 64), torch.empty((count, 32), device=DEVICE)
+            linear(x, matrix, out, norm=norm, eps=1e-6, scale=scale)
+            expected = rms(x.double(), norm.double(), 1e-6) @ back.double().t()
+            assert (error(out, expected) < 1e-5) == kept
+    x, out = drawn(3, 64), torch.empty((3, 32), device=DEVICE)
+    Fp8Linear(REFERENCE, REFERENCE8, wide, ('normed', 'plain'))(x, matrix, out, scale=scale)
+    assert error(out, x.double() @ back.double().t()) < 1e-5
+
+
+def rms(x, weight, eps):
+    return x / (x.square().mean(-1, keepdim=True) + eps).sqrt() * weight
+
+
 def test_a_weight_in_bf16_goes_past_the_quantiser():
     x, weight, out = drawn(3, 64), drawn(32, 64), drawn(3, 32)
     linear_of(REFERENCE8, torch.float32)(x, weight, out, width=16)
@@ -270,7 +293,7 @@ def test_what_a_cpu_cannot_scale_is_dequantised_and_says_so():
     assert 'cpu in float32' in wide.report()['refused']['row-wise']
     with pytest.raises(ConfigurationError, match="'half'.*row-wise, tensor-wise, dequantised"):
         WideProducts(REFERENCE8, torch.device('cpu'), torch.float32, 'half')
-    with pytest.raises(ConfigurationError, match="fp8 rows 'int8': use one of e4m3, plain"):
+    with pytest.raises(ConfigurationError, match="fp8 rows 'int8': use one of e4m3, normed"):
         linear_of(REFERENCE8, torch.float32, 'int8')
 
 

@@ -17,10 +17,11 @@ import pytest
 import torch
 
 from rspec_planner.cli import main
+from rspec_planner.engine.cuda_fp8 import FASTEST, quantise_target, ROWS
 from rspec_planner.engine.cuda_random import random_target
 from rspec_planner.errors import EngineError
 from rspec_planner.evaluate.bench_decode import profile_config
-from rspec_planner.evaluate.bench_fp8 import apart, bench_fp8
+from rspec_planner.evaluate.bench_fp8 import apart, bench_fp8, fastest
 from rspec_planner.evaluate.bench_workload import bench_prompt
 from rspec_planner.evaluate.fp8_difference import Answers, difference, Reader, TOKENS
 
@@ -72,8 +73,16 @@ def test_the_bench_checks_and_times_everything():
     for rows in report['wide_products'].values():
         assert {'float32', 'row-wise', 'tensor-wise', 'row-wise, fp32 sums'} <= set(rows)
         assert rows['row-wise']['error'] < 1e-6
-    assert set(report['quantised']) >= {'narrow rows e4m3', 'narrow rows plain'}
+    assert set(report['quantised']) >= {f'narrow rows {rows}' for rows in ROWS}
+    assert set(report['quantised']['fastest'].values()) <= set(ROWS)
     assert report['quantised']['narrow rows e4m3']['verify_ms'] > 0
+
+
+def test_the_fastest_rows_are_chosen_apart():
+    times = {'e4m3': (3.0, 9.0), 'normed': (2.0, 10.0), 'plain': (4.0, 11.0)}
+    found = {f'narrow rows {rows}': {'verify_ms': verify, 'flow_ms': flow}
+             for rows, (verify, flow) in times.items()}
+    assert fastest(found) == {'few': 'normed', 'many': 'e4m3'}
 
 
 def test_what_is_not_finite_is_infinitely_far():
@@ -104,10 +113,18 @@ def test_plans_fit_and_survive_a_file(tmp_path):
         tune.load_plans(path)
         assert PLANS8 == {**before, key: plans[-1]}
         assert plan8(*key) == plans[-1]
-        path.write_text('[{"key": 3}]')
-        with pytest.raises(EngineError, match='not a file of fp8 plans'):
-            tune.load_plans(path)
+        for text in ('[{"key": 3}]', '{"rows": {"few": "int4"}, "plans": []}', 'no'):
+            path.write_text(text)
+            with pytest.raises(EngineError, match='not a file of fp8 plans'):
+                tune.load_plans(path)
+        FASTEST['few'] = 'normed'
+        tune.save_plans(path)
+        FASTEST['few'] = 'plain'
+        tune.load_plans(path)
+        target = random_target(profile_config('tiny'), torch.device('cpu'), torch.float32)
+        assert quantise_target(target).rows == ('normed', 'e4m3')
     finally:
+        FASTEST.update(few='e4m3', many='e4m3')
         PLANS8.clear()
         PLANS8.update(before)
 
