@@ -37,6 +37,7 @@ from rspec_planner.cli_evaluate import evaluate
 from rspec_planner.cli_profiles import profiles
 from rspec_planner.cli_report import CONTEXT, progress, reports
 from rspec_planner.cli_research import bench, train
+from rspec_planner.cli_trust import add_to
 from rspec_planner.errors import ConfigurationError, RspecError
 
 TRACEBACK_VARIABLE = 'RSPEC_TRACEBACK'
@@ -263,6 +264,7 @@ def bench_node(seconds: float, size: str, only: str) -> Mapping[str, Any]:
     return measure(seconds=seconds, width=int(width), height=int(height), cases=cases)
 
 
+add_to(bench)
 bench.add_command(bench_checkpoint)
 for group in (train, evaluate, bench, engine, profiles):
     cli.add_command(group)

@@ -47,6 +47,7 @@ from rspec_planner.parameters import (
 from rspec_planner.planner.buffers import ObservationBuffer, SelectionLimits, Skip
 from rspec_planner.planner.calibration import CalibrationChecks
 from rspec_planner.planner.images import decode_message
+from rspec_planner.planner.navigation_text import navigation_fault, REFUSED
 from rspec_planner.planner.observation import Observation
 from rspec_planner.planner.plan import Plan
 from rspec_planner.planner.plausibility import implausible
@@ -145,6 +146,8 @@ class BagPlanner:
             self._feed_odometry(item.content)
         elif item.topic in self._topics.infos:
             self._feed_info(self._topics.infos[item.topic], item.content)
+        elif navigation_fault(item.content.data):  # the last accepted text stays, as in the node
+            self._buffer.dropped[REFUSED] += 1
         else:
             self._buffer.set_navigation_text(item.content.data)
         if self._waiting is not None and self._complete(self._waiting[0]):

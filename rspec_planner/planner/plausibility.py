@@ -32,8 +32,8 @@ REASONS = ('odometry_jump', 'odometry_contradicts_speed', 'camera_black', 'camer
 _STEP_S = 0.1
 #: a step of the history may differ so far from its neighbours: 20 m/s within 0.1 s
 JUMP_M = 2.0
-#: the pose's speed over the last 0.3 s from the twist's, m/s
-CONTRADICTION_MPS = 3.0
+#: the pose's speed over the last 0.3 s, and over the last 0.1 s, from the twist's, m/s
+CONTRADICTION_MPS = ((3, 3.0), (1, 5.0))
 #: no pixel of a black picture is brighter, of 255; night scenes have lamps
 BLACK = 8
 #: neighbouring pixels of white noise are apart by 1.13 (Gaussian) or 1.15 (uniform) standard
@@ -57,10 +57,11 @@ def _odometry(observation: Observation) -> tuple[str, str] | None:
         return ('odometry_jump', f'odometry: {steps[worst]:.1f} m within 0.1 s, '
                 f'{(len(steps) - worst) * _STEP_S:.1f} s before t0, others are '
                 f'{np.median(steps):.1f} m; check the localization')
-    recent = float(steps[-3:].mean()) / _STEP_S
-    if abs(recent - abs(observation.speed_mps)) > CONTRADICTION_MPS:
-        return ('odometry_contradicts_speed', f'odometry: the pose moves with {recent:.1f} m/s, '
-                f'the twist says {observation.speed_mps:.1f} m/s; check the localization')
+    for count, limit in CONTRADICTION_MPS:
+        recent = float(steps[-count:].mean()) / _STEP_S
+        if abs(recent - abs(observation.speed_mps)) > limit:
+            return ('odometry_contradicts_speed', f'odometry: the pose moves with {recent:.1f} '
+                    f'm/s, the twist says {observation.speed_mps:.1f} m/s; check the localization')
     return None
 
 
