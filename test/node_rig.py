@@ -214,7 +214,7 @@ class NodeRig:
 
         from rspec_planner.ros_conversions import odometry_message
         pose = np.eye(4)
-        pose[0, 3] = speed * (stamp_ns % 1_000_000_000_000) / 1e9
+        pose[0, 3] = speed * (stamp_ns % 10**15) / 1e9
         message = odometry_message(stamp_ns, pose, speed)
         for name, value in changes.items():
             if name == 'x':

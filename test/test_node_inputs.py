@@ -269,7 +269,7 @@ def test_overlay_and_cloud_while_somebody_looks():
 
 def circle(stamp_ns, speed, curvature=0.01):
     """Return the exact pose (4, 4) of a drive along a circle, at a stamp."""
-    angle = speed * curvature * (stamp_ns % 10**12) / 1e9
+    angle = speed * curvature * (stamp_ns % 10**15) / 1e9
     cosine, sine = math.cos(angle), math.sin(angle)
     return np.array([[cosine, -sine, 0, sine / curvature], [sine, cosine, 0,
                      (1 - cosine) / curvature], [0, 0, 1, 0], [0, 0, 0, 1]])

@@ -135,7 +135,7 @@ class Cameras:
         """Publish the ego on its way along x, now."""
         stamp_ns = self._node.get_clock().now().nanoseconds
         pose = np.eye(4)
-        pose[0, 3] = SPEED_MPS * (stamp_ns % 10**12) / 1e9
+        pose[0, 3] = SPEED_MPS * (stamp_ns % 10**15) / 1e9
         self._odometry.publish(odometry_message(stamp_ns, pose, SPEED_MPS))
         t0_ns = self._newest_t0_ns
         if t0_ns and t0_ns not in self.inputs_ms:
