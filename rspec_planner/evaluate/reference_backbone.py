@@ -30,6 +30,7 @@ from typing import Any
 from safetensors import safe_open
 import torch
 from torch import nn, Tensor
+from torch.nn import functional
 
 from rspec_planner.errors import EngineError
 from rspec_planner.evaluate.bench_baseline import _transformers
@@ -151,9 +152,9 @@ class ReferenceBackbone:
                           position_ids=positions, attention_mask=mask, past_key_values=cache,
                           use_cache=True)
         cache.crop(-rows)
-        found: Tensor = head.action_out_proj(out.last_hidden_state.to(
-            head.action_out_proj.weight.dtype)).float()
-        return found
+        weight, bias = head.action_out_proj.weight, head.action_out_proj.bias
+        return functional.linear(out.last_hidden_state, weight.to(self.dtype),
+                                 bias.to(self.dtype)).float()
 
     def widen(self) -> None:
         """Compute in float32 from now on."""

@@ -23,12 +23,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 from safetensors.torch import save_file
 import torch
 from torch import Tensor
+from tqdm import tqdm
 
 from rspec_planner.errors import ConfigurationError
 from rspec_planner.model.action import FourierEncoder
@@ -180,13 +182,15 @@ def write_checkpoint(folder: str | Path, profile: ProfileConfig,
     place.mkdir(parents=True, exist_ok=True)
     config = upstream_config(profile, model_type)
     (place / 'config.json').write_text(json.dumps(config, indent=2) + '\n', encoding='utf-8')
-    total = dtype.itemsize * sum(
-        _count(shape) for _, shape in key_table(profile, 'flat').values())
+    table = key_table(profile, 'flat')
+    total = dtype.itemsize * sum(math.prod(shape) for _, shape in table.values())
     limit = -(-total // shards)
     held: dict[str, Tensor] = {}
     mapped: dict[str, str] = {}
     number = written = 0
-    for name, tensor in random_tensors(profile, model_type, torch.device(device), dtype, seed):
+    drawn = random_tensors(profile, model_type, torch.device(device), dtype, seed)
+    for name, tensor in tqdm(drawn, total=len(table), disable=None, leave=False,
+                             desc=f'writing {place.name}'):
         size = sum(each.nbytes for each in held.values())
         if held and size + tensor.nbytes > limit and number < shards - 1:
             number += 1
@@ -199,13 +203,6 @@ def write_checkpoint(folder: str | Path, profile: ProfileConfig,
     (place / INDEX_NAME).write_text(json.dumps(
         {'metadata': {'total_size': written}, 'weight_map': mapped}, indent=1), encoding='utf-8')
     return written
-
-
-def _count(shape: tuple[int, ...]) -> int:
-    count = 1
-    for size in shape:
-        count *= size
-    return count
 
 
 def _write_shard(folder: Path, number: int, shards: int, held: Mapping[str, Tensor],
