@@ -86,6 +86,16 @@ class AutoVlaTokens:
         return self.action_end
 
     @property
+    def cot_end(self) -> int:
+        """Return no id: there is no token behind which one other always follows."""
+        return -1
+
+    @property
+    def traj_future_start(self) -> int:
+        """Return no id, see `cot_end`."""
+        return -1
+
+    @property
     def stop_ids(self) -> tuple[int, ...]:
         """Return the ids that end an answer, those of Qwen2.5-VL's generation config."""
         return (self.im_end, self.pad)

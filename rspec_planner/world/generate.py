@@ -20,6 +20,7 @@ differ visibly at t0. The result depends on the spec (and on the size of the ima
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from functools import lru_cache
 import math
@@ -52,6 +53,8 @@ from rspec_planner.world.simulation import (
 from rspec_planner.world.splits import seed_of
 
 HISTORY, FUTURE, FRAMES = 16, 64, 4
+#: steps of the clip whose scenes are images unless told otherwise: t0 - 0.3 s .. t0
+LAST_FRAMES = range(HISTORY - FRAMES, HISTORY)
 MAX_ATTEMPTS = 200
 GATE_LEVELS, GATE_PIXELS = 24, 8  # a pair must differ by more, in so many pixels
 CAMERAS = ('cross_left', 'front_wide', 'cross_right', 'front_tele')
@@ -128,8 +131,9 @@ def build_stage(blueprint: Blueprint, event: bool) -> tuple[Stage, list[Paint]]:
     return stage, stage.paints(BEHIND - 45.0, BEHIND + AHEAD - 2.0)
 
 
-def roll(blueprint: Blueprint, event: bool, t0_s: float) -> Rollout:
-    """Simulate one twin from t0 - 1.5 s to t0 + 6.4 s."""
+def roll(blueprint: Blueprint, event: bool, t0_s: float,
+         frames: Collection[int] = LAST_FRAMES) -> Rollout:
+    """Simulate one twin from t0 - 1.5 s to t0 + 6.4 s; frames: the steps to keep a scene of."""
     stage, paints = build_stage(blueprint, event)
     s, ego = start_state(stage.path, stage.s0, blueprint.speed, blueprint.acceleration)
     free = Maneuver(1e3)
@@ -160,7 +164,7 @@ def roll(blueprint: Blueprint, event: bool, t0_s: float) -> Rollout:
         states.append(ego)
         stations.append(driver.s)
         rows.append(agent_rows(solid))
-        if HISTORY - FRAMES <= step < HISTORY:
+        if step in frames:
             agents = [a.state() for a in stage.actors if a.visible] + stage.statics
             scenes.append(Scene(t0_s + tau, ego.x, ego.y, ego.yaw, paints, agents,
                                 blueprint.draw.weather, blueprint.draw.noise_seed))
@@ -263,10 +267,12 @@ def opener_clear(rollout: Rollout) -> bool:
     return opener_is_clear(_to_ego(poses, rollout.states[HISTORY - 1]))
 
 
-def simulate_pair(spec: ClipSpec, first_attempt: int = 0) -> tuple[Pair, int]:
+def simulate_pair(spec: ClipSpec, first_attempt: int = 0,
+                  frames: Collection[int] = LAST_FRAMES) -> tuple[Pair, int]:
     """
     Return the first valid pair at or after an attempt, and the attempt after it.
 
+    frames: the steps of 0.1 s, the last of them 15 at t0, to keep a scene of.
     Raises ConfigurationError when MAX_ATTEMPTS draws all break a rule.
     """
     rejected: list[str] = []
@@ -278,10 +284,10 @@ def simulate_pair(spec: ClipSpec, first_attempt: int = 0) -> tuple[Pair, int]:
             rejected.append(f'draw: {reason}')
             continue
         t0_s = _t0_seconds(blueprint)
-        event = roll(blueprint, True, t0_s)
+        event = roll(blueprint, True, t0_s, frames)
         fault = check(event) or ('' if opener_clear(event) else 'opener')
         if not fault:
-            twin = roll(blueprint, False, t0_s)
+            twin = roll(blueprint, False, t0_s, frames)
             fault = check(twin)
         if not fault:
             return Pair(blueprint, t0_s, event, twin, tuple(rejected)), attempt + 1
@@ -310,14 +316,14 @@ def _render(renderer: SceneRenderer, scenes: list[Scene]) -> np.ndarray:
     return np.stack([renderer.render(scene) for scene in scenes], axis=1)
 
 
-def visible_pair(spec: ClipSpec, renderer: SceneRenderer | None
-                  ) -> tuple[Pair, list[np.ndarray]]:
+def visible_pair(spec: ClipSpec, renderer: SceneRenderer | None,
+                 frames: Collection[int] = LAST_FRAMES) -> tuple[Pair, list[np.ndarray]]:
     """Return a pair that passes the pixel gate, and its last frames if rendered."""
     attempt = 0
     renderer = None if renderer is None else renderer_of(spec, renderer)
     rejected: tuple[str, ...] = ()
     while True:
-        pair, attempt = simulate_pair(spec, attempt)
+        pair, attempt = simulate_pair(spec, attempt, frames)
         pair = replace(pair, rejected=rejected + pair.rejected)
         if renderer is None:
             return pair, []
@@ -327,13 +333,15 @@ def visible_pair(spec: ClipSpec, renderer: SceneRenderer | None
         rejected = (*pair.rejected, 'pixels')
 
 
-def generate_pair(spec: ClipSpec, renderer: SceneRenderer | None = None) -> tuple[Clip, Clip]:
+def generate_pair(spec: ClipSpec, renderer: SceneRenderer | None = None,
+                  frames: Collection[int] = LAST_FRAMES) -> tuple[Clip, Clip]:
     """
     Return (event clip, twin); frames before the event are rendered once for both.
 
     `spec.event` is ignored. Without a renderer, images are None and the pixel gate is off.
+    frames: the steps of 0.1 s that are images, in rising order, the last of them 15 at t0.
     """
-    pair, last = visible_pair(spec, renderer)
+    pair, last = visible_pair(spec, renderer, frames)
     images: list[np.ndarray | None] = [None, None]
     if renderer is not None:
         renderer = renderer_of(spec, renderer)
