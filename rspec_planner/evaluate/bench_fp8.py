@@ -21,12 +21,12 @@ should read, and what a prefill, a verify and the flow take with each.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 import gc
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, cast, TypeVar
 
 import torch
 from torch import Tensor
@@ -72,7 +72,10 @@ def bench_fp8(profile: str = 'tiny', device: str = 'cpu', *, plans: Path | None 
     tuned = plans is not None and place.type == 'cuda'
     if tuned:
         from rspec_planner.engine.cuda_fp8_tune import tune
-        tried = tune(narrow_products(bed), limit)
+        try:
+            tried = tune(narrow_products(bed), limit)
+        except Exception as reason:  # the compiler's own kinds; the other rows may still run
+            tried = [{'refused': said(reason)}]
     found = variants(bed)
     if tuned:
         from rspec_planner.engine.cuda_fp8_tune import save_plans
@@ -120,7 +123,8 @@ def variants(bed: Bed) -> dict[str, Any]:
     assert bed.fp8 is not None
     found: dict[str, Any] = {}
     for rows in ROWS:
-        found[f'narrow rows {rows}'] = times(rebuilt(bed, replace(bed.fp8, rows=(rows, rows))))
+        found[f'narrow rows {rows}'] = attempt(
+            partial(times, rebuilt(bed, replace(bed.fp8, rows=(rows, rows)))))
     for mode in WIDE:
         if mode in bed.fp8.wide.refused or (mode == WIDE[-1] and bed.fp8.wide.mode != mode):
             continue
@@ -134,7 +138,9 @@ def variants(bed: Bed) -> dict[str, Any]:
 
 def fastest(found: Mapping[str, Any]) -> dict[str, str]:
     """Return the rows with which a verify, and those with which the flow, took least."""
-    return {name: min(ROWS, key=lambda rows: found[f'narrow rows {rows}'][key])
+    ran = {rows: each for rows in ROWS
+           if isinstance(each := found[f'narrow rows {rows}'], Mapping)} or {ROWS[0]: {}}
+    return {name: min(ran, key=lambda rows: float(ran[rows].get(key, 0.0)))
             for name, key in (('few', 'verify_ms'), ('many', 'flow_ms'))}
 
 
@@ -145,12 +151,20 @@ def rebuilt(bed: Bed, weights: Fp8Weights) -> Bed:
     return made
 
 
-def attempt(measure: Callable[[], float]) -> float | str:
+Measured = TypeVar('Measured')
+
+
+def attempt(measure: Callable[[], Measured]) -> Measured | str:
     """Return a measurement, or why there is none: one refusal must not take the others along."""
     try:
         return measure()
-    except RuntimeError as reason:
-        return str(reason).splitlines()[0][:200]
+    except Exception as reason:  # the library's RuntimeError, the compiler's own kinds
+        return said(reason)
+
+
+def said(reason: Exception) -> str:
+    """Return the kind and the first line of an error."""
+    return f'{type(reason).__name__}: {(str(reason).splitlines() or [""])[0][:200]}'
 
 
 def apart(found: Tensor, expected: Tensor) -> float:
@@ -214,10 +228,17 @@ def check_narrow(bed: Bed) -> dict[str, float]:
             factors = torch.rand(rows, device=weight.device) + 0.5
             outs = [torch.empty((rows, len(weight) // (1 + gated)), dtype=bed.target.dtype,
                                 device=weight.device) for _ in range(2)]
-            for parts, out in zip((bed.fp8.parts, REFERENCE8), outs):
-                parts.product8(x, factors, weight, scale, out, gated=gated)
-            found[f'{stack} {name}'] = apart(*outs)
+            error = attempt(partial(_product_error, bed.fp8.parts, (x, factors, weight, scale),
+                                    outs, gated))
+            found[f'{stack} {name}'] = error if isinstance(error, float) else float('inf')
     return found
+
+
+def _product_error(parts: Fp8Kernels, operands: tuple[Tensor, ...], outs: Sequence[Tensor],
+                   gated: bool) -> float:
+    for each, out in zip((parts, REFERENCE8), outs):
+        each.product8(*operands, out, gated=gated)
+    return apart(*outs)
 
 
 def _stacks(bed: Bed) -> list[tuple[str, list[LayerWeights], int]]:
@@ -271,8 +292,8 @@ def _timed(bed: Bed, wide: WideProducts, operands: tuple[Tensor, Tensor, Tensor,
     try:
         error = apart(wide(*operands)[:8], exact)
         us = 1e3 * repeat(bed, partial(_multiply_small, wide, operands), 10)['p50']
-    except RuntimeError as reason:
-        return {'refused': str(reason).splitlines()[0][:200]}
+    except Exception as reason:
+        return {'refused': said(reason)}
     return {'us': us, 'tflops': flops / us / 1e6 if us else 0.0, 'error': error}
 
 

@@ -21,7 +21,7 @@ from rspec_planner.engine.cuda_fp8 import FASTEST, quantise_target, ROWS
 from rspec_planner.engine.cuda_random import random_target
 from rspec_planner.errors import EngineError
 from rspec_planner.evaluate.bench_decode import profile_config
-from rspec_planner.evaluate.bench_fp8 import apart, bench_fp8, fastest
+from rspec_planner.evaluate.bench_fp8 import apart, attempt, bench_fp8, fastest
 from rspec_planner.evaluate.bench_workload import bench_prompt
 from rspec_planner.evaluate.fp8_difference import Answers, difference, Reader, TOKENS
 
@@ -83,6 +83,18 @@ def test_the_fastest_rows_are_chosen_apart():
     found = {f'narrow rows {rows}': {'verify_ms': verify, 'flow_ms': flow}
              for rows, (verify, flow) in times.items()}
     assert fastest(found) == {'few': 'normed', 'many': 'e4m3'}
+    found['narrow rows e4m3'] = 'CompilationError: no'
+    assert fastest(found) == {'few': 'normed', 'many': 'normed'}
+    for name in found:
+        found[name] = 'RuntimeError: no'
+    assert fastest(found) == {'few': 'e4m3', 'many': 'e4m3'}
+
+
+def test_a_refusal_is_a_result():
+    def refuse():
+        raise ValueError('not here\nnor there')
+    assert attempt(refuse) == 'ValueError: not here'
+    assert attempt(lambda: 2.0) == 2.0
 
 
 def test_what_is_not_finite_is_infinitely_far():
