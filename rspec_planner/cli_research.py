@@ -181,8 +181,9 @@ def train_aarl(config: Path | None, out: Path, **options: Any) -> Mapping[str, A
 @reports()
 def train_cache_target(out: Path, **options: Any) -> Mapping[str, Any]:
     """Run a target once over recordings and keep what drafts learn from."""
+    from rspec_planner.offline_observations import bag_observations
     from rspec_planner.train.cache_target import cache_target
-    return cache_target(out, **options)
+    return cache_target(out, bag_source=bag_observations, **options)
 
 
 @train.command('convert-draft')

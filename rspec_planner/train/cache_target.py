@@ -43,6 +43,7 @@ from rspec_planner.train.draft_target import CacheWriter, padded_columns, prompt
 from rspec_planner.train.random_target import memory_gib, open_any_target
 from rspec_planner.train.target_clips import (
     bag_clips,
+    BagSource,
     clip_of,
     new_clips,
     random_clips,
@@ -121,6 +122,7 @@ class PartWriter:
 def cache_target(out: str | Path, *, target: str = '', profile: str = '',
                  bag: Sequence[Path] = (), physical_ai: Path | None = None,
                  random_clip_count: int = 0, topics: Path | None = None,
+                 bag_source: BagSource | None = None,
                  layers: str = '', tail: int = 16, max_tokens: int = 40, prefix: bool = False,
                  actions: bool = False, full: bool = False, batch: int = 4, part_clips: int = 64,
                  limit: int = 0, val_share: float = 0.1, every_s: float = 0.0,
@@ -129,8 +131,9 @@ def cache_target(out: str | Path, *, target: str = '', profile: str = '',
     Cache what a target says and holds over bags, recorded clips or noise.
 
     target: a checkpoint folder or embedded name; or profile: random weights of its shapes.
-    layers: comma-separated, '' for those that drafts tap by default, 'all' for all. tail: prompt
-    rows whose states are kept. every_s: spacing of t0 in recorded clips, 0 for 5.1 s alone.
+    bag_source: reads `bag`. layers: comma-separated, '' for those that drafts tap by default,
+    'all' for all. tail: prompt rows whose states are kept. every_s: spacing of t0 in recorded
+    clips, 0 for 5.1 s alone.
     Returns the number of clips and parts, bytes, seconds, layers and memory.
     """
     if sum((bool(bag), physical_ai is not None, random_clip_count > 0)) != 1:
@@ -155,7 +158,10 @@ def cache_target(out: str | Path, *, target: str = '', profile: str = '',
         clips = random_clips(cfg, random_clip_count, val_share, seed)
     else:
         assert opened.tokenizer is not None
-        clips = bag_clips(tuple(bag), cfg, opened.tokenizer, val_share, topics) if bag \
+        if bag and bag_source is None:
+            raise ConfigurationError('cache-target: nobody reads bags here; give a bag_source')
+        clips = bag_clips(tuple(bag), bag_source, cfg, opened.tokenizer, val_share, topics) \
+            if bag_source is not None and bag \
             else _physical_clips(physical_ai, cfg, opened.tokenizer, val_share, every_s)
     with tqdm(new_clips(clips, writer.known, limit), unit='clip', disable=None, leave=False,
               file=sys.stderr, desc='caching the target') as bar:

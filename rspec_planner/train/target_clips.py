@@ -20,10 +20,9 @@ validation follows from their ordinal alone, so that a run that is repeated give
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
 
 import numpy as np
 
@@ -31,10 +30,11 @@ from rspec_planner.errors import ConfigurationError, InputError
 from rspec_planner.model.config import ProfileConfig
 from rspec_planner.planner.history import history_token_ids
 from rspec_planner.planner.observation import Observation
-from rspec_planner.planner.plan import Verdict
 from rspec_planner.planner.prompt import build_prompt, Prompt, Segment, segment_positions
 from rspec_planner.planner.tokenizer import TextTokenizer
 
+#: bag, profile and topic file -> observations in the order of the bag
+BagSource = Callable[[Path, ProfileConfig, Path | None], Iterator[Observation]]
 #: observations of one bag within this time are one clip: they share what they see
 CLIP_NS = 20_000_000_000
 #: text tokens before the images and behind the history of a random prompt, R1's counts
@@ -68,57 +68,18 @@ def clip_of(profile: ProfileConfig, tokenizer: TextTokenizer, seen: Observation,
     return TargetClip(name, split, family, prompt, images)
 
 
-@dataclass(frozen=True)
-class _Seen:
-    """An observation in the place of its plan."""
-
-    observation: Observation
-    verdict: Verdict = Verdict(True)
-
-
-@dataclass(frozen=True)
-class _Observer:
-    """Takes the place of a planner in the offline planning of a bag."""
-
-    profile: ProfileConfig
-
-    def plan(self, observation: Observation) -> Any:
-        """Return the observation itself."""
-        return _Seen(observation)
-
-
-def bag_observations(bag: Path, profile: ProfileConfig,
-                     topics: Path | None = None) -> Iterator[Observation]:
+def bag_clips(bags: tuple[Path, ...], source: BagSource, profile: ProfileConfig,
+              tokenizer: TextTokenizer, val_share: float,
+              topics: Path | None = None) -> Iterator[TargetClip]:
     """
-    Yield what a planner would see at each trigger of a bag, in its order.
+    Yield every trigger of bags; a clip is 20 s of one bag, and its triggers stay together.
 
-    Triggers without all inputs are left out. topics: a file of topic names, see `rspec plan`.
+    source: yields what a planner would see of one bag. topics: a file of topic names.
     """
-    from rspec_planner.bag_topics import choose_topics, TopicNames
-    from rspec_planner.offline import BagPlanner, OfflineOptions, read_parameters
-    from rspec_planner.planner.buffers import Skip
-    from rspec_planner.world.bag import BagReader
-    cameras = profile.cameras.names
-    with BagReader(bag) as reader:
-        chosen = choose_topics(bag, reader.topics, reader.counts,
-                               TopicNames.read(topics, cameras), cameras)
-        feeder = BagPlanner(_Observer(profile), chosen, read_parameters(OfflineOptions()))
-        for item in reader.read(chosen.all):
-            for found in feeder.feed(item):
-                if not isinstance(found, Skip):
-                    yield cast('_Seen', found).observation
-        for found in feeder.finish():
-            if not isinstance(found, Skip):
-                yield cast('_Seen', found).observation
-
-
-def bag_clips(bags: tuple[Path, ...], profile: ProfileConfig, tokenizer: TextTokenizer,
-              val_share: float, topics: Path | None = None) -> Iterator[TargetClip]:
-    """Yield every trigger of bags; a clip is 20 s of one bag, and its triggers stay together."""
     ordinal = -1
     for bag in bags:
         first, found = None, False
-        for seen in bag_observations(bag, profile, topics):
+        for seen in source(bag, profile, topics):
             found = True
             if first is None or seen.t0_ns - first >= CLIP_NS:
                 first, ordinal = seen.t0_ns, ordinal + 1

@@ -28,6 +28,7 @@ from rspec_planner.cli import cli
 from rspec_planner.errors import ConfigurationError, EngineError, InputError
 from rspec_planner.model.config import alpamayo_r1, tiny
 from rspec_planner.model.draft_checkpoint import load_draft
+from rspec_planner.offline_observations import bag_observations
 from rspec_planner.planner import staging
 from rspec_planner.planner.pipeline import Planner
 from rspec_planner.planner.tokenizer import build_tokenizer
@@ -39,7 +40,7 @@ from rspec_planner.train.draft_batch import DraftRows
 from rspec_planner.train.draft_data import TargetCache
 from rspec_planner.train.profiles import smoke_profile
 from rspec_planner.train.random_target import open_any_target
-from rspec_planner.train.target_clips import bag_observations, random_clips, split_of
+from rspec_planner.train.target_clips import random_clips, split_of
 from rspec_planner.world.record import record_world, RecordOptions
 
 CPU = torch.device('cpu')
@@ -183,10 +184,11 @@ def bag(tmp_path_factory):
 
 def test_a_bag_is_cached_as_it_is_planned(bag, tmp_path):
     """The texts are the planner's own, trigger by trigger, in the order of the bag."""
-    made = cache_target(tmp_path, target='tiny', bag=(bag,), device='cpu', max_tokens=64, limit=6)
+    made = cache_target(tmp_path, target='tiny', bag=(bag,), bag_source=bag_observations,
+                        device='cpu', max_tokens=64, limit=6)
     assert not made['synthetic']
     cache, planner = load_cache(tmp_path), Planner.load('tiny')
-    seen = list(bag_observations(bag, planner.profile))
+    seen = list(bag_observations(bag, planner.profile, None))
     assert len(seen) > 10
     assert cache.names == tuple(f'world.mcap/{s.t0_ns}' for s in seen[:6])
     assert set(cache.families) == {'bag'} and set(cache.splits) == {'val'}
@@ -219,4 +221,5 @@ def test_the_command_prints_one_object(tmp_path):
 
 def test_a_missing_bag_is_named(tmp_path):
     with pytest.raises(InputError, match='nowhere'):
-        cache_target(tmp_path / 'out', target='tiny', bag=(tmp_path / 'nowhere',), device='cpu')
+        cache_target(tmp_path / 'out', target='tiny', bag=(tmp_path / 'nowhere',),
+                     bag_source=bag_observations, device='cpu')

@@ -23,6 +23,7 @@ from upstream_rig import released_profile
 from rspec_planner.errors import EngineError
 from rspec_planner.evaluate.synthetic_checkpoint import write_checkpoint
 from rspec_planner.loading import warm_up_observation
+from rspec_planner.offline_observations import bag_observations
 from rspec_planner.planner.pipeline import Planner
 from rspec_planner.train.cache_parts import load_cache, part_folders
 from rspec_planner.train.cache_target import cache_target
@@ -52,8 +53,9 @@ def bag(tmp_path_factory):
 
 
 def test_a_draft_from_a_bag_serves_the_released_folder(folder, bag, tmp_path):
-    made = cache_target(tmp_path / 'cache', target=str(folder), bag=(bag,), device='cpu',
-                        max_tokens=TOKENS, limit=6, val_share=0.5)
+    made = cache_target(tmp_path / 'cache', target=str(folder), bag=(bag,),
+                        bag_source=bag_observations, device='cpu', max_tokens=TOKENS, limit=6,
+                        val_share=0.5)
     assert made['clips'] == 6 and not made['synthetic']
     cache = load_cache(tmp_path / 'cache')
     assert cache.profile.name == 'alpamayo-r1'
@@ -87,8 +89,8 @@ def test_a_draft_of_another_folder_is_refused(folder, bag, tmp_path):
     other = tmp_path / 'other'
     write_checkpoint(other, released_profile(), 'alpamayo_r1', shards=2, seed=5)
     write_tokenizer_folder(other / 'tokenizer')
-    cache_target(tmp_path / 'cache', target=str(folder), bag=(bag,), device='cpu',
-                 max_tokens=2, limit=1)
+    cache_target(tmp_path / 'cache', target=str(folder), bag=(bag,),
+                 bag_source=bag_observations, device='cpu', max_tokens=2, limit=1)
     with pytest.raises(EngineError, match='build the cache again'):
         train_draft('dflash', None, tmp_path / 'draft', target=str(other),
                     cache=tmp_path / 'cache')
