@@ -48,6 +48,7 @@ from rspec_planner.evaluate.bench_workload import (
     Schedule,
     traced_schedule,
 )
+from rspec_planner.evaluate.gpu_state import watched
 from rspec_planner.model.checkpoint import load_target
 from rspec_planner.model.config import alpamayo_r1, ProfileConfig
 from rspec_planner.model.dflash import Dflash
@@ -279,14 +280,16 @@ def bench_decode(profile: str = 'tiny', device: str = 'cpu', frames: int = 20, *
     found = parts(bed)
     planned = schedules(frames, block, lengths, trace)
     ways = _ways(bed, prompt, loops, planned, pdl)
-    reports, prefill, grown = _measure(bed, ways, planned, frames)
+    with watched(device) as state:
+        reports, prefill, grown = _measure(bed, ways, planned, frames)
     original, published = before or _baselines(bed, prompt, eager)
     return {'profile': profile, 'device': device, 'hardware': hardware(torch.device(device)),
             'torch': torch.__version__, 'precision': precision(bed),
             'weights': 'random', 'accepted_lengths': 'forced', 'frames': frames,
             'prompt_tokens': len(prompt.ids), 'pdl': pdl, **found,
             'prefill_ms': percentiles(prefill), 'ways': reports,
-            'allocations_after_warmup': grown, 'eager': original, 'dflash_package': published,
+            'allocations_after_warmup': grown, 'gpu_state': state, 'eager': original,
+            'dflash_package': published,
             **({} if bed.fp8 is None else {'fp8': bed.fp8.report(), 'fp8_difference': difference}),
             **_ratios(reports, original)}
 

@@ -48,6 +48,7 @@ from rspec_planner.evaluate.bench_decode import (
     schedules,
 )
 from rspec_planner.evaluate.bench_workload import bench_prompt, BenchPrompt, Schedule
+from rspec_planner.evaluate.gpu_state import watched
 
 #: frames' worth of random images that take turns
 IMAGE_SETS = 8
@@ -156,7 +157,9 @@ def bench_device_frame(profile: str, device: str, frames: int = 50, *, loop: str
     planned = schedules(-(-frames // per_prompt), block, lengths, trace)
     ways = {name: FrameWay(schedule) for name, schedule in planned.items()}
     ways[REUSED] = FrameWay(next(iter(planned.values())), reuse=True)
-    counts = _Course(bed, ways, loop, pdl).measure(frames, per_prompt)
+    course = _Course(bed, ways, loop, pdl)
+    with watched(device) as state:
+        counts = course.measure(frames, per_prompt)
     original = before or _eager(bed, eager)
     reports = {name: way.report() for name, way in ways.items()}
     main = reports[next(iter(ways))]
@@ -170,7 +173,7 @@ def bench_device_frame(profile: str, device: str, frames: int = 50, *, loop: str
             'allocations_after_warmup': counts.grown,
             'repeated_frames': counts.repeated, 'nondeterministic_frames': counts.differing,
             'ways_compared': counts.compared, 'ways_with_other_actions': counts.apart,
-            'poison': str(poison_value(device)), 'eager': original,
+            'poison': str(poison_value(device)), 'gpu_state': state, 'eager': original,
             **({} if bed.fp8 is None else {'fp8': bed.fp8.report()}),
             **({} if original is None else {'frame_speedup_vs_original': {
                 name: round(original['frame_ms'] / way['p50'], 2)

@@ -122,7 +122,7 @@ def _run(step: Step, out: Path, device: str) -> dict[str, Any]:
     try:
         with watched(device) as state:
             found = step.run()
-        found['gpu_state'] = state
+        found.setdefault('gpu_state', state)
     except Exception as error:  # one step must not take the others' numbers with it
         found = {'ok': False, 'error': f'{type(error).__name__}: {error}',
                  'traceback': traceback.format_exc()}
