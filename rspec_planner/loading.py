@@ -30,6 +30,7 @@ from typing import Any, TYPE_CHECKING
 
 import numpy as np
 
+from rspec_planner.errors import ConfigurationError
 from rspec_planner.guard import guard_limits
 from rspec_planner.model.config import ProfileConfig
 from rspec_planner.planner.history import history_stamps
@@ -64,6 +65,7 @@ def load_planner(parameters: NodeParameters) -> Any:
     """Return the Planner of the checkpoint; raises EngineError with the remedy."""
     if parameters.engine.backend == 'torch':
         return _load(parameters)
+    chosen_precision(parameters)
     import torch
 
     from rspec_planner.engine.stages import PRECISIONS
@@ -88,7 +90,20 @@ def _load(parameters: NodeParameters, **options: Any) -> Any:
         draft=speculation.draft if speculation.enabled else None,
         reuse=speculation.enabled and speculation.reuse,
         limits=guard_limits(parameters.guard), loop=chosen_loop(parameters),
-        guess_in=speculation.reuse_in, **options)
+        guess_in=speculation.reuse_in, **{**chosen_precision(parameters), **options})
+
+
+def chosen_precision(parameters: NodeParameters) -> dict[str, Any]:
+    """Return what `model.precision` means to `Planner.load`; ConfigurationError with engines."""
+    name = parameters.model.precision
+    if name == 'auto':
+        return {}
+    if parameters.engine.backend != 'torch':
+        raise ConfigurationError(f"model.precision '{name}': engines of "
+                                 f"'{parameters.engine.backend}' have the precision that they "
+                                 "were built for; leave it at 'auto'")
+    import torch
+    return {'fp8': True} if name == 'fp8' else {'dtype': getattr(torch, name)}
 
 
 def chosen_loop(parameters: NodeParameters) -> str:

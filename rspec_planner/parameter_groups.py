@@ -33,6 +33,7 @@ class ModelParameters:
 
     checkpoint: str
     device: str
+    precision: str  # 'auto', a dtype, or 'fp8'
     seed: int
     vision_cache: bool
     num_threads: int

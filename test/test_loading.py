@@ -18,6 +18,7 @@ from __future__ import annotations
 import json
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from rspec_planner.errors import ConfigurationError, EngineError
@@ -29,10 +30,12 @@ from rspec_planner.loading import (
     memory_values,
     processor_threads,
     warm_up,
+    warm_up_observation,
 )
 from rspec_planner.parameters import (
     load_yaml_parameters,
     NodeParameters,
+    PARAMETER_FILE,
     raise_problems,
     value_problems,
 )
@@ -136,3 +139,28 @@ def test_engines_take_the_place_of_torch_and_are_told(monkeypatch):
     assert planner.precision == 'bfloat16'
     facts = engine_values(planner, engine_parameters(), {})
     assert (facts['backend'], facts['tensorrt_version']) == ('tensorrt', '11.4')
+
+
+@pytest.mark.parametrize(('name', 'device', 'found'), [
+    ('auto', 'cpu', 'float32'), ('bfloat16', 'cpu', 'bfloat16'), ('float16', 'cpu', 'float16'),
+    ('fp8', 'cpu', 'float32, fp8 weights')])
+def test_the_precision_is_the_parameter_s(name, device, found):
+    values = load_yaml_parameters(config_path(PARAMETER_FILE))
+    values |= {'model.precision': name, 'engine.loop': 'eager', 'speculation.enabled': False,
+               'planning.max_reasoning_tokens': 4}
+    planner = load_planner(NodeParameters.from_values(values))
+    assert planner.precision == found
+    assert np.isfinite(planner.plan(warm_up_observation(planner.profile)).poses).all()
+
+
+def test_fp8_needs_the_device_resident_frame_and_engines_their_own_precision():
+    values = load_yaml_parameters(config_path(PARAMETER_FILE))
+    with pytest.raises(ConfigurationError, match='fp8 needs.*engine.loop'):
+        load_planner(NodeParameters.from_values(values | {'model.precision': 'fp8',
+                                                          'engine.loop': 'host'}))
+    for name in ('fp8', 'float16'):
+        parameters = NodeParameters.from_values(
+            values | {'model.precision': name, 'engine.backend': 'tensorrt',
+                      'engine.folder': '/nowhere', 'model.device': 'cuda'})
+        with pytest.raises(ConfigurationError, match="model.precision.*leave it at 'auto'"):
+            load_planner(parameters)

@@ -29,6 +29,7 @@ import torch
 from torch import Tensor
 
 from rspec_planner.decode.stats import DecodeStats
+from rspec_planner.engine.cuda_fp8 import Fp8Weights
 from rspec_planner.engine.cuda_graph import CapturedExecutor, FrameRunner, MODES
 from rspec_planner.engine.cuda_loop import DeviceFrame
 from rspec_planner.engine.executor import Executor
@@ -49,13 +50,14 @@ class DeviceStages:
     """See `frame_stages.FrameStages`; graphs are captured in the first frame."""
 
     def __init__(self, target: Target, *, prompt: int, budget: int, samples: int, steps: int,
-                 draft: Draft | None, loop: str, guess_in: str = 'verify') -> None:
+                 draft: Draft | None, loop: str, guess_in: str = 'verify',
+                 fp8: Fp8Weights | None = None) -> None:
         """
         Make buffers for prompts of up to `prompt` tokens and texts of up to `budget`.
 
         loop: see `engine.cuda_graph`. guess_in: one of GUESS_PLACES; without a draft a guess is
-        verified in the prefill. Raises ConfigurationError for unknown names and for a draft
-        that does not run on the device.
+        verified in the prefill. fp8: what `quantise_target` made of the target. Raises
+        ConfigurationError for unknown names and for a draft that does not run on the device.
         """
         if loop not in MODES:
             raise ConfigurationError(f"loop '{loop}': use one of {', '.join(MODES)}, or host")
@@ -67,7 +69,7 @@ class DeviceStages:
         inside = 0 if narrow else self._room
         self.frame = DeviceFrame(target, prompt_rows=prompt + inside, budget=budget, draft=draft,
                                  guess_room=inside, samples=samples, flow_steps=steps,
-                                 narrow_guess=narrow)
+                                 narrow_guess=narrow, fp8=fp8)
         self._loop, self._steps, self._budget = loop, steps, budget
         self._block = draft.cfg.block if draft is not None else 1
         cameras = target.cfg.cameras

@@ -32,6 +32,7 @@ import torch
 from torch import Tensor
 
 from rspec_planner.decode.stats import DecodeStats
+from rspec_planner.engine.cuda_fp8 import Fp8Weights, quantise_target
 from rspec_planner.errors import ConfigurationError, InputError
 from rspec_planner.model.config import ProfileConfig
 from rspec_planner.model.draft import Draft
@@ -76,16 +77,21 @@ class Planner:
                  draft: Draft | None = None, reuse: bool = False,
                  make_stages: StageMaker = torch_stages,
                  limits: TrajectoryLimits = DEFAULT_LIMITS, loop: str = 'host',
-                 guess_in: str = 'verify') -> None:
+                 guess_in: str = 'verify', fp8: Fp8Weights | None = None) -> None:
         """
         Without a draft decode autoregressively; `reuse` verifies the last text first.
 
         loop: 'host' runs what make_stages makes, anything else the device-resident frame, for
-        which guess_in says where a text is verified, see `DeviceStages`.
+        which guess_in says where a text is verified, see `DeviceStages`. fp8: what
+        `quantise_target` made of the target; only the device-resident frame reads it.
         """
+        if fp8 is not None and loop == 'host':
+            raise ConfigurationError("fp8 needs the device-resident frame: give loop 'while' "
+                                     "(engine.loop) instead of 'host', or another precision")
         self.profile: ProfileConfig = target.cfg
         self.device = target.device
-        self.precision = str(target.dtype).removeprefix('torch.')
+        self.precision = str(target.dtype).removeprefix('torch.') + (
+            ', fp8 weights' if fp8 is not None else '')
         self.executors: Mapping[str, str] = {'backend': 'torch'}  # what a diagnostic shows
         self.tokenizer = tokenizer
         self._budget = _positive('max_reasoning_tokens', max_reasoning_tokens,
@@ -104,9 +110,9 @@ class Planner:
         else:
             self._stages = DeviceStages(target, prompt=longest, budget=self._budget,
                                         samples=samples, steps=self._flow_steps, draft=draft,
-                                        loop=loop, guess_in=guess_in)
+                                        loop=loop, guess_in=guess_in, fp8=fp8)
             self.executors = {**self.executors, 'loop': loop}
-        self._target = target
+        self._target, self._quantised = target, fp8 is not None
         self._reuse, self._limits = reuse, limits
         self._last_ids: tuple[int, ...] = ()
         self._cache = VisionCache() if use_vision_cache else None
@@ -122,24 +128,28 @@ class Planner:
              dtype: torch.dtype | None = None,
              make_stages: StageMaker = torch_stages,
              limits: TrajectoryLimits = DEFAULT_LIMITS, loop: str = 'host',
-             guess_in: str = 'verify') -> Planner:
+             guess_in: str = 'verify', fp8: bool = False) -> Planner:
         """
         Load a checkpoint folder, or an embedded one by name ('tiny').
 
         draft: see `checkpoints.chosen_draft`; None decodes autoregressively. dtype: of weights
-        and caches, see `checkpoints.open_checkpoint`. make_stages: what executes the networks.
-        loop, guess_in: see the constructor.
+        and caches, see `checkpoints.open_checkpoint`; with fp8, of all that fp8 leaves alone.
+        make_stages: what executes the networks. loop, guess_in: see the constructor.
         Raises EngineError for a missing or damaged file and ConfigurationError for an argument
         that makes no sense.
         """
         embedded = checkpoint in EMBEDDED_NAMES
         directory = EMBEDDED / checkpoint if embedded else Path(checkpoint)
-        target, tokenizer = open_checkpoint(directory, existing_device(device), dtype)
+        place = existing_device(device)
+        if fp8 and dtype is None and place.type == 'cuda':
+            dtype = torch.bfloat16
+        target, tokenizer = open_checkpoint(directory, place, dtype)
         routine = open_draft(draft, directory, target)
         return cls(target, tokenizer, seed=seed, num_samples=num_samples,
                    flow_steps=flow_steps, max_reasoning_tokens=max_reasoning_tokens,
                    use_vision_cache=use_vision_cache, draft=routine, reuse=reuse,
-                   make_stages=make_stages, limits=limits, loop=loop, guess_in=guess_in)
+                   make_stages=make_stages, limits=limits, loop=loop, guess_in=guess_in,
+                   fp8=quantise_target(target) if fp8 else None)
 
     @property
     def host_syncs(self) -> int | None:
@@ -153,6 +163,9 @@ class Planner:
         One token per forward of the PyTorch executors: what this planner's words are checked
         against.
         """
+        if self._quantised:
+            raise ConfigurationError('fp8: the PyTorch executors cannot read these weights; load '
+                                     'the checkpoint in another precision to compare')
         return Planner(self._target, self.tokenizer, max_reasoning_tokens=self._budget,
                        flow_steps=1, use_vision_cache=False, limits=self._limits)
 
