@@ -20,6 +20,7 @@ import pytest
 
 from rspec_planner import doctor
 from rspec_planner.doctor import CHECKS, examine, run_check
+from rspec_planner.transport import config_path
 
 
 def test_report_has_the_promised_shape():
@@ -62,7 +63,9 @@ def test_missing_torch_does_not_stop_the_other_checks(monkeypatch):
 
 
 @pytest.mark.parametrize('content, says', [
-    ('<dds><segment_size>524288</segment_size></dds>', '0 MiB'),
+    ('<dds><segment_size>524288</segment_size></dds>', '0 MiB; below 128 MiB the transport loses '
+     'images of four cameras, and their rates at the node are low'),
+    ('<dds/>', '0 MiB; below 128 MiB the transport loses'),
     ('<dds>', 'no element|mismatched|unclosed'),
     ('<dds><segment_size>big</segment_size></dds>', 'big'),
     (None, 'No such file'),
@@ -79,6 +82,15 @@ def test_a_small_or_broken_profile_is_refused(monkeypatch, tmp_path, content, sa
     assert 'FASTDDS_DEFAULT_PROFILES_FILE' in check.fix
     import re
     assert re.search(says, check.detail)
+
+
+def test_a_shell_without_the_profile_loses_the_images_of_other_programs(monkeypatch):
+    monkeypatch.delenv('RMW_IMPLEMENTATION', raising=False)
+    monkeypatch.delenv('FASTDDS_DEFAULT_PROFILES_FILE', raising=False)
+    check = run_check('fastdds_profile')
+    assert check.ok and 'set it for camera drivers too, the transport loses' in check.detail
+    monkeypatch.setenv('FASTDDS_DEFAULT_PROFILES_FILE', str(config_path('fastdds.xml')))
+    assert run_check('fastdds_profile').detail.endswith('segment 128 MiB')
 
 
 def test_another_middleware_is_told(monkeypatch):

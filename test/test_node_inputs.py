@@ -25,6 +25,7 @@ from node_rig import CAMERAS, FakePlanner, running, values_of, wait_until
 import numpy as np
 from numpy.testing import assert_array_equal
 import pytest
+from rosgraph_msgs.msg import Clock
 from sensor_msgs.msg import CameraInfo, CompressedImage, Image, PointCloud2
 from test_images import mosaic
 from test_node import now, SECOND
@@ -35,6 +36,7 @@ from rspec_planner.planner.images import decode_message, ENCODINGS
 from rspec_planner.ros_conversions import (
     camera_info_message,
     make_header,
+    ns_to_stamp,
     odometry_message,
     stamp_to_ns,
 )
@@ -170,6 +172,45 @@ def test_a_nearer_frame_that_comes_late_is_awaited():
         rig.image('cross_left', late)
         rig.path_at(t0)
         assert rig.planner.observations[-1].image_stamps_ns[0, -1] == late
+
+
+def test_cameras_of_30_and_10_hz_are_planned_together():
+    start = 2000 * SECOND
+    streams = {'front_wide': (30, 0), 'cross_left': (30, 9), 'cross_right': (10, 0),
+               'front_tele': (10, 21)}  # Hz, phase in ms
+    sent = {name: [start + phase * MS + k * SECOND // hz for k in range(16 * hz // 10)]
+            for name, (hz, phase) in streams.items()}
+    # the anchor takes 30 ms longer, so that what belongs to its frames is there already
+    order = sorted((stamp + 30 * MS * (name == CAMERAS.anchor), stamp, name)
+                   for name in sent for stamp in sent[name])
+    places = {name: f'image{CAMERAS.names.index(name)}' for name in CAMERAS.names}
+    # a clock that stands still: nothing grows too old on a slow machine
+    with running('use_sim_time:=true') as rig:
+        rig.publisher(Clock, '/clock').publish(Clock(clock=ns_to_stamp(start + 2 * SECOND)))
+        wait_until(lambda: rig.node._now_ns() == start + 2 * SECOND, 'the clock')
+        for offset in range(-2000, 1650, 50):
+            rig.odometry(start + offset * MS)
+            if offset % 500 == 0:
+                rig.settle()
+        rig.settle()
+        counts = dict.fromkeys(CAMERAS.names, 0)
+        for _, stamp, name in order:
+            rig.image(name, stamp)
+            counts[name] += 1
+            heard(rig, places[name], counts[name])
+        last = start + 15 * SECOND // 10
+        rig.path_at(last)
+        seen = [o for o in rig.planner.observations if o.t0_ns >= start]
+        limited = rig.node._made.statistics.rate_limited
+    assert limited == 30 + 2  # two of three frames of the anchor
+    assert len(seen) >= 4 and {(o.t0_ns - start) % (SECOND // 10) for o in seen} == {0}
+    for observation in seen:
+        wanted = observation.t0_ns - np.arange(3, -1, -1) * SECOND // 10
+        for name, chosen in zip(CAMERAS.names, observation.image_stamps_ns):
+            stamps = np.array(sent[name])
+            before = stamps[stamps <= observation.t0_ns + 50 * MS]
+            nearest = [np.abs(before - w).min() for w in wanted]
+            assert np.abs(chosen - wanted).tolist() == nearest, name
 
 
 def calibrate(rig, name, fov_deg, frame_id='', width=1920, height=960):
