@@ -25,7 +25,7 @@ from test_cuda_loop import BUDGET, PROFILE, Prompted, run, target_of
 
 from rspec_planner.engine.cuda_graph import FrameRunner
 from rspec_planner.engine.cuda_loop import DeviceFrame
-from rspec_planner.engine.cuda_random import random_draft, random_target
+from rspec_planner.engine.cuda_random import random_chain, random_draft, random_target
 from rspec_planner.engine.kernels.frame import Slot
 from rspec_planner.errors import ConfigurationError, EngineError
 
@@ -98,12 +98,19 @@ def test_a_random_target_and_its_draft_are_drawn_in_their_dtype():
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize('drafted', [False, True])
-@pytest.mark.parametrize('pdl', [False, True])
+@pytest.mark.parametrize(('kind', 'pdl'), [
+    ('none', False), ('none', True), ('dflash', False), ('dflash', True), ('whole', False),
+    ('mirror', False), ('eagle3', False), ('eagle3 whole', False)])
 @pytest.mark.parametrize('mode', ['while', 'sync', 'pipelined'])
-def test_graphs_say_what_single_launches_say(mode, pdl, drafted):
+def test_graphs_say_what_single_launches_say(mode, kind, pdl):
     target = random_target(PROFILE, torch.device('cuda'), torch.bfloat16)
-    draft = random_draft(target, block=6, window=3, vocabulary=16) if drafted else None
+    shape = {'block': 6, 'window': 3 if kind in ('dflash', 'eagle3') else 0, 'vocabulary': 16}
+    draft = None
+    if kind.startswith('eagle3'):
+        draft = random_chain(target, **shape)
+    elif kind != 'none':
+        rotary = 'mirror' if kind == 'mirror' else 'flat'
+        draft = random_draft(target, rotary=rotary, **shape)
     device = framed(target, draft)
     begun(device, Prompted(0))
     device.run()

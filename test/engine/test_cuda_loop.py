@@ -188,15 +188,18 @@ def test_a_wide_verify_without_a_draft_says_the_same(seed):
     assert set(wide.committed) == {1}
 
 
-def test_stale_rows_change_nothing():
+@pytest.mark.parametrize('kind', [None, *DRAFTS])
+def test_leftovers_change_nothing(kind):
     target, prompted = target_of(2), Prompted(2)
-    draft = small_draft(target, 'dflash', 2, block=5, window=3)
+    draft = None if kind is None else small_draft(target, kind[0], 2, block=5, window=kind[1],
+                                                  rotary=kind[2])
     device = device_frame(target, draft)
     expected = run(device, prompted, BUDGET)
-    for buffer in (device.cache.keys, device.cache.values, device.taps.rows):
+    for buffer in device.stale():
         buffer.fill_(1e4)
     poisoned = run(device, prompted, BUDGET)
     assert poisoned.generated == expected.generated
+    assert poisoned.committed == expected.committed
     assert torch.equal(poisoned.actions, expected.actions)
 
 
