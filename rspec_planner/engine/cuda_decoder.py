@@ -173,8 +173,7 @@ class Prefill(_Text):
             q = self._project(weights, hidden, tables, index)
             hidden = self._finish(weights, hidden, self._mix(q, index))
             if index < len(self.deepstack) and frame.visual_rows is not None:
-                seen = hidden.index_select(0, frame.visual_rows)
-                hidden.index_copy_(0, frame.visual_rows, seen.add_(self.deepstack[index]))
+                self.kernels.add_rows(hidden, frame.visual_rows, self.deepstack[index])
             column = self.taps.column(index)
             if column is not None:
                 self.taps.rows[:count, column] = hidden

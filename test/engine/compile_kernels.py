@@ -158,6 +158,7 @@ def launches(kernels):
                    forbidden=(151_669, 155_669))
     kernels.norm(x, meta(4096), x, EPS)
     kernels.gate(meta(16, 24_576), meta(16, 12_288))
+    kernels.add_rows(meta(3006, 4096), whole(2880), meta(2880, 4096))
     patches = meta(2880, 1152)
     kernels.add_norm(patches, patches, meta(1152), meta(1152), patches, EPS)
     turned = meta(4, 720, 16, 72)

@@ -71,6 +71,18 @@ def test_add_norm_against_float64(rows, columns, added):
     torch.testing.assert_close(x.double(), total, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize('columns', [32, 4100])
+def test_rows_are_added_where_they_belong(columns):
+    generator = torch.Generator().manual_seed(columns)
+    x, add = (torch.randn((n, columns), generator=generator).to(DEVICE) for n in (7, 3))
+    index, expected = torch.tensor([5, 0, 2], device=DEVICE), x.clone()
+    REFERENCE.add_rows(expected, index, add)
+    assert torch.equal(expected[index], x[index] + add)
+    assert torch.equal(expected[1], x[1])
+    triton_kernels().add_rows(x, index, add)
+    assert torch.equal(x, expected)
+
+
 @pytest.mark.parametrize('heads, dim', [(16, 72), (5, 16)])
 def test_turn_equals_its_reference(heads, dim):
     generator = torch.Generator().manual_seed(dim)

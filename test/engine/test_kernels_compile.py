@@ -57,7 +57,7 @@ def test_every_width_of_a_verify_runs_the_same_machine_code():
 def test_every_launch_compiles_for_sm_90_without_spilling(mode):
     found = re.findall(r'(\w+) grid .* shared (\d+) stack (\d+)', printed(mode))
     assert {'_product', '_rotate', '_chunk', '_join', '_head', '_best', '_norm', '_gate',
-            '_gather', '_add_norm', '_turn', '_begin', '_accept', '_replay'} == {
+            '_gather', '_add_norm', '_add_rows', '_turn', '_begin', '_accept', '_replay'} == {
                 name for name, _, _ in found}
     for name, shared, stack in found:
         assert int(shared) <= LARGEST, name

@@ -190,12 +190,14 @@ def _join(mixed, peak, total, out, W, blocks, PARTS: tl.constexpr, PP: tl.conste
     if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
-    high = tl.load(peak + place, mask=parts < PARTS, other=float('-inf'))
-    used = high > float('-inf')
+    real = parts < PARTS
+    high = tl.load(peak + place, mask=real, other=float('-inf'))
+    weights = tl.load(total + place, mask=real, other=0.0)  # those of unused parts mean nothing,
+    acc = tl.load(mixed + place[:, None] * D + dims[None, :], mask=real[:, None], other=0.0)
+    used = high > float('-inf')  # but nothing waits for the peaks to be known
     factor = tl.where(used, tl.exp2(high - tl.max(high, 0)), 0.0)
-    weight = tl.sum(factor * tl.load(total + place, mask=used, other=0.0), 0)
-    acc = tl.load(mixed + place[:, None] * D + dims[None, :], mask=used[:, None], other=0.0)
-    result = tl.sum(acc * factor[:, None], 0) / weight
+    weight = tl.sum(tl.where(used, factor * weights, 0.0), 0)
+    result = tl.sum(tl.where(used[:, None], acc * factor[:, None], 0.0), 0) / weight
     to = ((sample * W + row // G) * HEADS + head * G + row % G) * D
     tl.store(out + to + dims, result.to(out.dtype.element_ty))
 

@@ -51,8 +51,19 @@ class Plan:
     warps: int = 4
 
 
-#: (columns, K, row tile, gated) -> plan, filled by `tune`; elsewhere `default_plan` decides
-PLANS: dict[tuple[int, int, int, bool], Plan] = {}
+#: (columns, K, row tile, gated) -> plan; those of the R1 shapes were measured on an H200 in whole
+#: verifies and flows (docs/performance.md), `tune` adds others, elsewhere `default_plan` decides
+PLANS: dict[tuple[int, int, int, bool], Plan] = {
+    (6144, 4096, 16, False): Plan(32, 128, 1, 6),
+    (4096, 4096, 16, False): Plan(32, 128, 2, 4),
+    (12_288, 4096, 16, True): Plan(32, 128, 1, 3),
+    (4096, 12_288, 16, False): Plan(32, 128, 2, 6),
+    (4096, 20_480, 16, False): Plan(32, 128, 2, 6),
+    (4096, 2048, 64, False): Plan(32, 128, 1, 6),
+    (2048, 2048, 64, False): Plan(32, 128, 2, 6),
+    (8256, 2048, 64, True): Plan(64, 128, 1, 4),
+    (2048, 8256, 64, False): Plan(32, 64, 4, 6),
+}
 MAX_SPLIT = 8
 MAX_ROWS = 128
 #: columns of the widest product that may be split, and so the size of the scratch

@@ -29,8 +29,8 @@ from torch.nn import functional
 from rspec_planner.engine.kernels.frame import Slot
 from rspec_planner.model.rope import rotate as rotate_half
 
-__all__ = ['accept', 'add_norm', 'attend', 'begin', 'choose', 'gate', 'gather', 'linear', 'norm',
-           'product', 'replay', 'rotate', 'turn']
+__all__ = ['accept', 'add_norm', 'add_rows', 'attend', 'begin', 'choose', 'gate', 'gather',
+           'linear', 'norm', 'product', 'replay', 'rotate', 'turn']
 
 
 def _wide(x: Tensor) -> Tensor:
@@ -112,6 +112,11 @@ def turn(qkv: Tensor, tables: tuple[Tensor, Tensor], q: Tensor, k: Tensor) -> No
     """
     for part, to in enumerate((q, k)):
         to.copy_(rotate_half(qkv[:, :, part].transpose(1, 2), *tables).transpose(1, 2))
+
+
+def add_rows(x: Tensor, index: Tensor, add: Tensor) -> None:
+    """Add (n, N) to rows index (n,) int64 of x (S, N) in its place, each row at most once."""
+    x.index_copy_(0, index, x.index_select(0, index).add_(add))
 
 
 def gate(joined: Tensor, out: Tensor) -> None:

@@ -31,8 +31,9 @@ def _norm(x, weight, out, eps, x_stride, out_stride, N: tl.constexpr, BN: tl.con
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
     wide = tl.load(x + row * x_stride + cols, mask=cols < N, other=0.0).to(tl.float32)
+    factor = tl.load(weight + cols, mask=cols < N, other=0.0).to(tl.float32)
     wide *= tl.rsqrt(tl.sum(wide * wide, 0) / N + eps)
-    wide *= tl.load(weight + cols, mask=cols < N, other=0.0).to(tl.float32)
+    wide *= factor  # loaded in front of the sum's barrier, which no load passes
     tl.store(out + row * out_stride + cols, wide.to(out.dtype.element_ty), mask=cols < N)
 
 
@@ -56,12 +57,14 @@ def _gather(parts, residual, total, weight, out, eps, residual_stride, total_str
     for part in tl.static_range(1, PARTS):
         wide += tl.load(parts + part * part_stride + row * N + cols, mask=ok, other=0.0)
     wide += tl.load(residual + row * residual_stride + cols, mask=ok, other=0.0).to(tl.float32)
+    if weight is not None:
+        factor = tl.load(weight + cols, mask=ok, other=0.0).to(tl.float32)
     kept = wide.to(total.dtype.element_ty)
     tl.store(total + row * total_stride + cols, kept, mask=ok)
     if weight is not None:
         wide = kept.to(tl.float32)
         wide *= tl.rsqrt(tl.sum(wide * wide, 0) / N + eps)
-        wide *= tl.load(weight + cols, mask=ok, other=0.0).to(tl.float32)
+        wide *= factor
         tl.store(out + row * N + cols, wide.to(out.dtype.element_ty), mask=ok)
 
 
@@ -72,6 +75,24 @@ def gather(parts: Tensor, residual: Tensor, total: Tensor, weight: Tensor | None
     _gather[(rows,)](parts, residual, total, weight, out, eps, residual.stride(0),
                      total.stride(0), parts.stride(0), N=columns,
                      BN=triton.next_power_of_2(columns), PARTS=count, num_warps=8, **options())
+
+
+@triton.jit
+def _add_rows(x, index, add, N: tl.constexpr, BN: tl.constexpr, PDL: tl.constexpr):
+    row, cols = tl.program_id(0).to(tl.int64), tl.program_id(1) * BN + tl.arange(0, BN)
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    more = tl.load(add + row * N + cols, mask=cols < N, other=0.0)
+    spot = x + tl.load(index + row) * N + cols
+    tl.store(spot, tl.load(spot, mask=cols < N, other=0.0) + more, mask=cols < N)
+
+
+def add_rows(x: Tensor, index: Tensor, add: Tensor) -> None:
+    """Add to some rows of x (S, N) in its place, see `reference.add_rows`."""
+    rows, columns = add.shape
+    _add_rows[(rows, triton.cdiv(columns, 2048))](x, index, add, N=columns, BN=2048, num_warps=4,
+                                                  **options())
 
 
 @triton.jit

@@ -38,6 +38,7 @@ class Kernels:
     norm: Kernel
     gate: Kernel
     add_norm: Kernel
+    add_rows: Kernel
     turn: Kernel
     choose: Kernel
     begin: Kernel
@@ -47,7 +48,7 @@ class Kernels:
 
 REFERENCE = Kernels(reference.linear, reference.product, reference.gather, reference.rotate,
                     reference.attend, reference.norm, reference.gate, reference.add_norm,
-                    reference.turn, reference.choose, reference.begin,
+                    reference.add_rows, reference.turn, reference.choose, reference.begin,
                     reference.accept, reference.replay)
 
 
@@ -59,7 +60,8 @@ def triton_kernels() -> Kernels:
         raise EngineError(f"Python module '{error.name}' is missing and the CUDA kernels need "
                           'it: pip install -r requirements-cuda.txt') from None
     return Kernels(linear.linear, linear.product, rows.gather, attention.rotate,
-                   attention.attend, rows.norm, rows.gate, vision.add_norm, vision.turn,
+                   attention.attend, rows.norm, rows.gate, vision.add_norm, rows.add_rows,
+                   vision.turn,
                    tokens.choose, tokens.begin, tokens.accept, tokens.replay)
 
 

@@ -36,11 +36,11 @@ def _add_norm(x, add, weight, bias, out, eps, N: tl.constexpr, BN: tl.constexpr,
         wide += tl.load(add + row * N + cols, mask=ok, other=0.0)
         tl.store(x + row * N + cols, wide, mask=ok)
     wide = wide.to(tl.float32)
+    factor = tl.load(weight + cols, mask=ok, other=0.0).to(tl.float32)
+    shift = tl.load(bias + cols, mask=ok, other=0.0).to(tl.float32)
     wide = tl.where(ok, wide - tl.sum(wide, 0) / N, 0.0)
     wide *= tl.rsqrt(tl.sum(wide * wide, 0) / N + eps)
-    wide = wide * tl.load(weight + cols, mask=ok, other=0.0).to(tl.float32)
-    wide += tl.load(bias + cols, mask=ok, other=0.0).to(tl.float32)
-    tl.store(out + row * N + cols, wide.to(out.dtype.element_ty), mask=ok)
+    tl.store(out + row * N + cols, (wide * factor + shift).to(out.dtype.element_ty), mask=ok)
 
 
 def add_norm(x: Tensor, add: Tensor | None, weight: Tensor, bias: Tensor, out: Tensor,
