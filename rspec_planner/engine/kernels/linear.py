@@ -51,9 +51,10 @@ class Plan:
     warps: int = 4
 
 
-#: (columns, K, row tile, gated) -> plan; those of the R1 shapes were measured on an H200 in whole
-#: verifies and flows (docs/performance.md), `tune` adds others, elsewhere `default_plan` decides
-PLANS: dict[tuple[int, int, int, bool], Plan] = {
+Key = tuple[int, int, int, bool]
+#: (columns, K, row tile, gated) -> plan of the R1 shapes: the fastest whole verify and flow on an
+#: H200. The fastest products one by one made a slower verify there (docs/performance.md).
+MEASURED: dict[Key, Plan] = {
     (6144, 4096, 16, False): Plan(32, 128, 1, 6),
     (4096, 4096, 16, False): Plan(32, 128, 2, 4),
     (12_288, 4096, 16, True): Plan(32, 128, 1, 3),
@@ -64,6 +65,8 @@ PLANS: dict[tuple[int, int, int, bool], Plan] = {
     (8256, 2048, 64, True): Plan(64, 128, 1, 4),
     (2048, 8256, 64, False): Plan(32, 64, 4, 6),
 }
+#: plans in use; `tune` adds others, elsewhere `default_plan` decides
+PLANS: dict[Key, Plan] = dict(MEASURED)
 MAX_SPLIT = 8
 MAX_ROWS = 128
 #: columns of the widest product that may be split, and so the size of the scratch
