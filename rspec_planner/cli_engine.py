@@ -44,7 +44,7 @@ def engine() -> None:
 
 def _exported(report: Any) -> Iterator[str]:
     """Yield one line per stage, then the folder."""
-    for stage in report['stages']:
+    for stage in report['engines']:
         yield (f'{stage["stage"]:10} {stage["bytes"] / 2**20:7.2f} MiB  {stage["inputs"]} inputs, '
                f'{stage["weights"]} of them weights, {stage["nodes"]} nodes')
     yield f'{report["profile"]} {report["precision"]} -> {report["folder"]}'
@@ -73,10 +73,11 @@ def export(checkpoint: str, draft: str, precision: str, samples: int, stages: Se
                              source.checkpoints, folder, names=stages or STAGE_NAMES,
                              progress=show)
     return {'profile': made.profile, 'precision': precision, 'folder': folder,
-            'stages': [{'stage': stage.name, 'file': stage.file, 'sha256': stage.sha256,
-                        'bytes': stage.bytes, 'inputs': len(stage.inputs),
-                        'weights': len(stage.weights), 'nodes': sum(stage.operators.values())}
-                       for stage in made.stages]}
+            'engines': [{'stage': stage.name, 'precision': precision, 'flavour': 'onnx', 'sm': [],
+                         'file': stage.file, 'bytes': stage.bytes, 'sha256': stage.sha256,
+                         'checked': False, 'inputs': len(stage.inputs),
+                         'weights': len(stage.weights), 'nodes': sum(stage.operators.values())}
+                        for stage in made.stages]}
 
 
 def _checked(report: Any) -> Iterator[str]:

@@ -115,8 +115,8 @@ def stage_rows(stages: StageSet, errors: Errors) -> Iterator[dict[str, Any]]:
     tolerance = TOLERANCES[stages.precision]
     for stage in stages.stages:
         error, output = errors.worst.get(stage.name, (float('inf'), 'nothing compared'))
-        yield {'stage': stage.name, 'precision': stages.precision, 'file': stage.file,
-               'bytes': stage.bytes, 'sha256': stage.sha256, 'error': error,
+        yield {'stage': stage.name, 'precision': stages.precision, 'flavour': 'onnx', 'sm': [],
+               'file': stage.file, 'bytes': stage.bytes, 'sha256': stage.sha256, 'error': error,
                'worst_output': output, 'tolerance': tolerance, 'checked': error <= tolerance}
 
 

@@ -119,7 +119,9 @@ def selftest(library: Library, gpu: Gpu, folder: Path, source: Source, checkpoin
     """
     tokenizer = open_tokenizer(checkpoint, source.target.cfg)
     engines, first = _started(library, gpu, folder, source)
-    rows = {row['stage']: row for row in _parity(engines, source, tokenizer, amount, progress)}
+    kind = {'flavour': engines.describe()['backend'], 'sm': [gpu.sm]}
+    rows = {row['stage']: {**row, **kind}
+            for row in _parity(engines, source, tokenizer, amount, progress)}
     engines.prepare(device.stream)
     for index, (name, executor) in enumerate(engines.executors.items(), start=1):
         rows[name].update(captured(executor, device, replays))

@@ -129,6 +129,7 @@ def test_every_stage_is_compared_captured_and_timed(small, monkeypatch, spoil, s
     for row in report['engines']:
         assert row['captured'] and row['replayed'], row
         assert row['checked'] is (row['stage'] != spoil), row
+        assert (row['flavour'], row['sm']) == ('tensorrt_rtx', ['86'])
     assert [row['stage'] for row in report['engines']] == [s.name for s in stages.stages]
     assert (report['backend'], report['gpu'], report['replays']) == (
         'tensorrt_rtx', 'a stand-in', 3)
