@@ -23,6 +23,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from safetensors.torch import load_file
 import torch
 from torch import Tensor
 
@@ -30,6 +31,9 @@ from rspec_planner.errors import EngineError
 from rspec_planner.train.draft_data import CLIP_DIMENSION, META_FILE, TargetCache
 
 PART = 'part-{:05d}'
+PREFIX_FILE = 'prefix.safetensors'
+#: keys and values of prompts that are kept on the device; 18 clips of Alpamayo R1
+MAPPED_BYTES = 8 * 2 ** 30
 #: dimension along which a tensor of one clip grows with the longest text of its part, and filler
 _GROWS: dict[str, tuple[int, int]] = {'ids': (1, -1), 'tail_taps': (2, 0)}
 
@@ -39,17 +43,44 @@ def part_folders(folder: str | Path) -> list[Path]:
     return [path for path in sorted(Path(folder).glob('part-*')) if (path / META_FILE).is_file()]
 
 
+class MappedRows:
+    """Rows of tensors that stay in mapped files, brought to a device when they are asked for."""
+
+    def __init__(self, parts: Sequence[Tensor], device: torch.device | str) -> None:
+        self._parts, self._device = parts, device
+        self._ends = torch.tensor([len(part) for part in parts]).cumsum(0)
+
+    def __getitem__(self, index: Tensor) -> Tensor:
+        """Return rows (n, ...) on the device, for (n,) int64."""
+        numbers = index.cpu()
+        places = torch.searchsorted(self._ends, numbers, right=True)
+        rows = [self._parts[part][number - int(self._ends[part]) + len(self._parts[part])]
+                for part, number in zip(places.tolist(), numbers.tolist())]
+        return torch.stack(rows).to(self._device)
+
+
 def load_cache(folder: str | Path, device: torch.device | str = 'cpu',
                without: Sequence[str] = ()) -> TargetCache:
     """
     Read a cache, in one piece or in parts; EngineError names what is missing or differs.
 
     without: optional tensors that are not needed, such as 'prefix', most of a cache's bytes.
+    Prompts of more than `MAPPED_BYTES` stay in their files and are read clip by clip.
     """
-    parts = part_folders(folder)
-    if not parts:
-        return TargetCache.load(folder, device, without)
-    return join_caches([TargetCache.load(part, device, without) for part in parts], folder)
+    parts = part_folders(folder) or [Path(folder)]
+    mapped = 'prefix' not in without and sum(map(_prefix_bytes, parts)) > MAPPED_BYTES
+    left = (*without, 'prefix') if mapped else without
+    held = [TargetCache.load(part, device, left) for part in parts]
+    cache = join_caches(held, folder) if len(held) > 1 else held[0]
+    if not mapped:
+        return cache
+    return replace(cache, prefix=MappedRows(
+        [load_file(part / PREFIX_FILE)['prefix'] for part in parts], device))
+
+
+def _prefix_bytes(part: Path) -> int:
+    path = part / PREFIX_FILE
+    return path.stat().st_size if path.is_file() else 0
 
 
 def join_caches(parts: Sequence[TargetCache], origin: str | Path = '') -> TargetCache:
@@ -60,6 +91,10 @@ def join_caches(parts: Sequence[TargetCache], origin: str | Path = '') -> Target
             if getattr(part, name) != getattr(first, name):
                 raise EngineError(f'{origin}: the parts differ in {name}; they were made by two '
                                   'runs: keep one of them')
+        if part.prompt_ids.shape[1] != first.prompt_ids.shape[1]:
+            raise EngineError(f'{origin}: the parts have {first.prompt_ids.shape[1]} and '
+                              f'{part.prompt_ids.shape[1]} prompt columns; build the cache again '
+                              'with one --route-room')
         if sorted(part.tensors()) != sorted(first.tensors()):
             raise EngineError(f'{origin}: the parts hold different tensors '
                               f'({", ".join(sorted(part.tensors()))} and '

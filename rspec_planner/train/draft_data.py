@@ -26,7 +26,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
@@ -51,6 +51,13 @@ def exact_products() -> Iterator[None]:
         yield
     finally:
         torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = kept
+
+
+class Rows(Protocol):
+    """Something that gives rows by their numbers: a tensor, or files that are mapped."""
+
+    def __getitem__(self, index: Tensor, /) -> Tensor:
+        """Return rows (n, ...) on the device of the cache, for (n,) int64."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +103,7 @@ class TargetCache:
     rope_delta: Tensor  # (layouts,) int64
     history: Tensor  # (layouts, 2) int64 first and last + 1 column of the ego history
     full_taps: Tensor | None = None  # (L - 1, N, P, H) bf16
-    prefix: Tensor | None = None  # (N, layers, 2, kv_heads, P, d), LEFT-aligned: row = prompt row
+    prefix: Rows | None = None  # (N, layers, 2, kv_heads, P, d), LEFT-aligned: row = prompt row
     actions: Tensor | None = None  # (N, W, 2) fp32 normalised, one sample from `noise`
     noise: Tensor | None = None  # (W, 2) fp32, the same for every clip
     layers: tuple[int, ...] = ()  # target layer of each row of the taps, () where all are kept

@@ -184,12 +184,17 @@ def _feature_name(camera: str) -> str:
 def _read_features(path: Path) -> dict[str, _Feature]:
     try:
         with path.open(newline='', encoding='utf-8') as stream:
-            return {row['feature']: _Feature(row['chunk_path'],
-                                             json.loads(row['clip_files_in_zip'] or '{}'))
-                    for row in csv.DictReader(stream)}
+            found = {row['feature']: _Feature(row['chunk_path'],
+                                              json.loads(row['clip_files_in_zip'] or '{}'))
+                     for row in csv.DictReader(stream)}
     except (OSError, KeyError, ValueError) as error:
         raise InputError(f'{path}: cannot be read ({error}); give the root of a '
                          'PhysicalAI-Autonomous-Vehicles download') from error
+    for name, feature in found.items():
+        if Path(feature.chunk_path).is_absolute() or '..' in Path(feature.chunk_path).parts:
+            raise InputError(f'{path}: chunk_path of {name} is {feature.chunk_path!r}, which '
+                             'leads out of the folder; download the file again')
+    return found
 
 
 def _read_index(path: Path) -> dict[str, int]:

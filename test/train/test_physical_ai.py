@@ -160,7 +160,9 @@ def test_a_folder_becomes_a_cache(folder, tmp_path):
 @pytest.mark.parametrize('breaking, words', [
     (lambda root: (root / 'features.csv').unlink(), 'features.csv'),
     (lambda root: (root / 'clip_index.parquet').write_bytes(b'no'), 'not a parquet file'),
-    (lambda root: (root / 'features.csv').write_text('feature,chunk_path\n'), 'knows no feature')])
+    (lambda root: (root / 'features.csv').write_text('feature,chunk_path\n'), 'knows no feature'),
+    (lambda root: (root / 'features.csv').write_text(
+        'feature,chunk_path,clip_files_in_zip\negomotion,../a.zip,{}\n'), 'out of the folder')])
 def test_a_broken_index_is_named(tmp_path, breaking, words):
     root = write_folder(tmp_path / 'root')
     breaking(root)
