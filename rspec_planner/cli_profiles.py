@@ -51,11 +51,11 @@ def profiles() -> Mapping[str, Any]:
     """List the targets: size, prompt, what they say and what runs them."""
     import torch
 
+    from rspec_planner.evaluate.autovla_profiles import autovla_profile, AUTOVLA_PROFILES
     from rspec_planner.model.autovla import AutoVla
     from rspec_planner.model.checkpoint import load_target
     from rspec_planner.model.config import alpamayo_1_5, alpamayo_r1
     from rspec_planner.model.target import Target
-    from rspec_planner.planner.autovla_profiles import autovla_profile, AUTOVLA_PROFILES
     from rspec_planner.planner.drafts import EMBEDDED
     flow = ('reasoning; a flow expert drives', 'node, benches, engines')
     spoken = ('reasoning and actions of a codebook', 'bench decode')

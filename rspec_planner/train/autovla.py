@@ -35,6 +35,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 
+from rspec_planner.evaluate.autovla_profiles import autovla_profile, tiny_codebook, tiny_tokenizer
 from rspec_planner.model.autovla import AutoVla
 from rspec_planner.model.autovla_config import AutoVlaConfig
 from rspec_planner.model.codebook import ActionCodebook
@@ -44,7 +45,6 @@ from rspec_planner.model.target import Target
 from rspec_planner.planner.action_tokenizer import ActionTokenizer
 from rspec_planner.planner.answer import Answer, path_of, read_answer
 from rspec_planner.planner.autovla import Speaker
-from rspec_planner.planner.autovla_profiles import autovla_profile, tiny_codebook, tiny_tokenizer
 from rspec_planner.planner.prompt import Prompt
 from rspec_planner.train.autovla_cache import build_cache
 from rspec_planner.train.autovla_data import ends_of, Examples, render_all
@@ -161,6 +161,20 @@ def sentence(answer: Answer) -> str:
     return text
 
 
+class Laps:
+    """Seconds of the parts of a run, printed as they end."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._since = time.monotonic()
+
+    def end(self, name: str) -> None:
+        """Note how long the part took."""
+        now = time.monotonic()
+        self.seconds[name], self._since = round(now - self._since, 1), now
+        print(f'{name}: {self.seconds[name]} s', file=sys.stderr, flush=True)
+
+
 def run(out: Path, settings: TargetSettings, *, draft_minutes: float, draft_epochs: float,
         draft_clips: int, compared: int, workers: int, device: torch.device,
         shapes: AutoVlaConfig | None = None) -> dict[str, Any]:
@@ -171,41 +185,33 @@ def run(out: Path, settings: TargetSettings, *, draft_minutes: float, draft_epoc
     """
     tokenizer, codebook = tiny_tokenizer(), tiny_codebook()
     cfg = replace(shapes or autovla_profile('autovla-tiny'), max_answer_tokens=ROOM)
-    seconds: dict[str, float] = {}
-    clock = time.monotonic()
-
-    def lap(name: str) -> None:
-        nonlocal clock
-        seconds[name] = round(time.monotonic() - clock, 1)
-        clock = time.monotonic()
-        print(f'{name}: {seconds[name]} s', file=sys.stderr, flush=True)
-
+    laps = Laps()
     train = Examples.of(render_all([extra_spec(i) for i in range(settings.clips)], cfg, workers),
                         cfg, tokenizer, codebook, device, ROOM)
     val = Examples.of(render_all(split_specs('val', settings.val_clips), cfg, workers), cfg,
                       tokenizer, codebook, device, ROOM)
-    lap('rendering')
+    laps.end('rendering')
     torch.manual_seed(settings.seed)
     target = AutoVla(cfg).to(device)
     curve = train_target(target, train, settings, device)
     save_autovla(target, out / 'target', {'settings': asdict(settings), 'loss': curve})
-    lap('target')
+    laps.end('target')
     target.pack()
     subset = train.first(min(draft_clips, len(train)))
     cache = build_cache(target, subset.joined(val), ['extra'] * len(subset) + ['val'] * len(val),
                         room=ROOM)
-    lap('answers')
+    laps.end('answers')
     drafts, lengths = train_drafts(target, cache, draft_minutes, draft_epochs,
                                    min(64, len(subset)))
     for name, draft in drafts.items():
         save_draft(draft, out / name, {'lengths': lengths[name],
                                              TARGET_KEY: target_digest(out / 'target')})
-    lap('drafts')
+    laps.end('drafts')
     with torch.inference_mode():
         answers, pairs = compare(target, drafts, val, compared)
-    lap('comparison')
+    laps.end('comparison')
     report = {'profile': cfg.name, 'parameters': target.num_parameters(), 'loss': curve,
-              'settings': asdict(settings), 'device': device.type, 'seconds': seconds,
+              'settings': asdict(settings), 'device': device.type, 'seconds': laps.seconds,
               'finished_share': round(float(cache.finished.float().mean()), 4),
               'quality': quality(answers, val, target, tokenizer, codebook),
               'simulated': lengths, 'loop': pairs,

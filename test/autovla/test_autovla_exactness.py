@@ -125,7 +125,7 @@ def cases():
     """Models whose greedy answer has no near tie: seed, prompt, answer."""
     target, found = small_autovla().requires_grad_(False), []
     with torch.inference_mode():
-        for seed in range(200):
+        for seed in range(160):
             steer(target, seed)
             prompt = prompt_of(target, seed)
             text, lead = plain_greedy(target, prompt, seed)
@@ -146,9 +146,9 @@ def kinds(text):
 def test_the_random_answers_show_what_they_must(cases):
     _, found = cases
     seen = sum((kinds(text) for _, _, text in found), Counter())
-    assert len(found) > 120
-    assert seen['action_after_word'] > 60 and seen['word_after_action'] > 60
-    assert seen['stopped'] > 30 and seen['out_of_budget'] > 20
+    assert len(found) > 100
+    assert seen['action_after_word'] > 50 and seen['word_after_action'] > 50
+    assert seen['stopped'] > 25 and seen['out_of_budget'] > 15
 
 
 @torch.inference_mode()

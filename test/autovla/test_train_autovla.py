@@ -20,14 +20,14 @@ import numpy as np
 import pytest
 import torch
 
-from rspec_planner.model.autovla_config import VideoConfig
-from rspec_planner.planner.answer import read_answer
-from rspec_planner.planner.autovla import Speaker
-from rspec_planner.planner.autovla_profiles import (
+from rspec_planner.evaluate.autovla_profiles import (
     autovla_profile,
     tiny_codebook,
     tiny_tokenizer,
 )
+from rspec_planner.model.autovla_config import VideoConfig
+from rspec_planner.planner.answer import read_answer
+from rspec_planner.planner.autovla import Speaker
 from rspec_planner.train.autovla import DRAFTS, prompt_of, ROOM, run, sentence
 from rspec_planner.train.autovla_cache import answer_greedily, build_cache
 from rspec_planner.train.autovla_data import answer_ids, ends_of, Examples, IGNORED, render

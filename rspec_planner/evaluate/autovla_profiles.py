@@ -19,6 +19,7 @@ from rspec_planner.errors import ConfigurationError
 from rspec_planner.model.autovla_config import autovla, autovla_tiny, AutoVlaConfig
 from rspec_planner.model.codebook import ActionCodebook, arc_codebook
 from rspec_planner.planner.action_tokenizer import ActionTokenizer, build_action_tokenizer
+from rspec_planner.world.reasoning import vocabulary
 
 AUTOVLA_PROFILES = ('autovla-tiny', 'autovla')
 #: m/s and 1/m; with standstill 64 actions of half a second
@@ -33,7 +34,6 @@ def tiny_codebook() -> ActionCodebook:
 
 def tiny_tokenizer() -> ActionTokenizer:
     """Return the tokenizer of the tiny profile: the words of the embedded world."""
-    from rspec_planner.world.reasoning import vocabulary
     return build_action_tokenizer(vocabulary(), tiny_codebook().size)
 
 
