@@ -76,7 +76,7 @@ class TopicNames:
         except OSError as error:
             raise ConfigurationError(f'topic mapping {path} cannot be read ({error.strerror}); '
                                      'check the path') from None
-        except (yaml.YAMLError, UnicodeDecodeError) as error:
+        except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
             line = ' '.join(str(error).split())
             raise ConfigurationError(f'topic mapping {path} is not YAML: {line}') from None
         return _checked(path, content, cameras)

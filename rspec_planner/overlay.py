@@ -76,6 +76,8 @@ def camera_view(name: str, size: tuple[int, int], calibration: Calibration | Non
     Without a calibration or a pose (4, 4) the nominal one of the role stands in, and is named.
     """
     rows, columns = size
+    if calibration is not None and not calibration.usable:
+        calibration = None
     assumed = [what for what, known in (('lens', calibration), ('mounting', pose))
                if known is None]
     if calibration is None:

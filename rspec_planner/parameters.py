@@ -203,7 +203,7 @@ def read_parameter_file(path: str | Path, *, node_name: str = NODE_NAME) -> dict
     except OSError as error:
         raise ConfigurationError(
             f"parameter file '{path}' cannot be read ({error.strerror}); check the path") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         line = ' '.join(str(error).split())
         raise ConfigurationError(f"parameter file '{path}' is not YAML: {line}") from None
     sections = list(_sections(tree)) if isinstance(tree, Mapping) else []

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+import functools
 from functools import partial
 import time
 from typing import Any
@@ -202,7 +203,7 @@ class InputSubscriptions:
 
         def create(events: dict[str, Any]) -> Any:
             return self._node.create_subscription(
-                kind, topic, callback, qos, raw=bool(stream),
+                kind, topic, self._guarded(name, callback), qos, raw=bool(stream),
                 event_callbacks=SubscriptionEventCallbacks(
                     incompatible_qos=lambda event: self._on_incompatible(name, event),
                     use_default_callbacks=False, **events),
@@ -212,6 +213,18 @@ class InputSubscriptions:
         except UnsupportedEventTypeError:  # some middlewares do not tell what they lose
             made = create({})
         self._subscriptions.append(made)
+
+    def _guarded(self, topic: str, callback: Callable[..., None]) -> Callable[..., None]:
+        """Return a callback of which no message can end the executor, and so the node."""
+        @functools.wraps(callback)  # rclpy looks at the number of arguments
+        def run(*arguments: Any) -> None:
+            try:
+                callback(*arguments)
+            except Exception as error:
+                self._buffer.dropped['unusable'] += 1
+                self._notes['unusable'] = (f'a message on {topic} could not be used '
+                                           f'({type(error).__name__}: {error}); report it')
+        return run
 
     def _on_incompatible(self, topic: str, event: Any) -> None:
         policy = qos_policy_name_from_kind(event.last_policy_kind)

@@ -22,6 +22,7 @@ import numpy as np
 import pytest
 
 from rspec_planner.model.config import CameraConfig
+from rspec_planner.overlay import camera_view
 from rspec_planner.planner.calibration import (
     calibration_fault,
     calibration_of,
@@ -143,3 +144,16 @@ def test_checks_keep_the_newest_fault_and_count_all():
     assert set(checks.faults) == {'front_tele'}
     assert checks.counts == {'camera_info_role': 3, 'camera_info_field_of_view': 1}
     assert checks.calibrations['front_wide'].width == 1920
+
+
+@pytest.mark.parametrize('d', [(0.1,) * 3, (0.1,) * 13, (float('nan'),) * 5, (float('inf'),) * 4])
+def test_coefficients_that_no_model_has_are_uncalibrated(d):
+    """OpenCV raises for them; found by fuzzing, where it would have ended the node."""
+    assert fault_of('front_wide', info(d=d)).reason == 'camera_info_uncalibrated'
+
+
+@pytest.mark.parametrize('message', [info(width=0, height=0, focal=0.0), info(d=(0.1,) * 3)])
+def test_pictures_take_the_nominal_lens_where_a_calibration_is_unusable(message):
+    """A width of 0 divided by zero; found by fuzzing."""
+    view = camera_view('front_wide', (192, 384), calibration_of(message), None)
+    assert 'lens' in view.assumed and np.isfinite(view.matrix).all()

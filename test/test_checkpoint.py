@@ -21,7 +21,7 @@ import torch
 
 from rspec_planner.errors import EngineError
 from rspec_planner.model import checkpoint
-from rspec_planner.model.checkpoint import load_target, read_manifest, save_target
+from rspec_planner.model.checkpoint import load_target, read_files, read_manifest, save_target
 from rspec_planner.model.config import tiny, TokenIds
 from rspec_planner.model.target import Target
 
@@ -175,3 +175,18 @@ def test_the_header_room_is_kept_for_many_small_tensors(tmp_path, monkeypatch):
     assert max(p.stat().st_size for p in tmp_path.glob('*.safetensors')) \
         <= checkpoint.MAX_SHARD_BYTES
     load_target(tmp_path)
+
+
+@pytest.mark.parametrize('name', ['', 'config.json\x00', '\x00'])
+def test_a_name_that_is_none_is_refused(tmp_path, name):
+    """A NUL byte raised ValueError; found by fuzzing."""
+    (tmp_path / 'manifest.json').write_text(json.dumps({'files': {name: ''}}))
+    with pytest.raises(EngineError, match='no plain file name'):
+        read_files(tmp_path)
+
+
+def test_json_that_nests_too_deep_is_refused(tmp_path):
+    """The parser raised RecursionError; found by fuzzing."""
+    (tmp_path / 'manifest.json').write_text('[' * 100_000)
+    with pytest.raises(EngineError, match='is not valid JSON'):
+        read_files(tmp_path)

@@ -176,7 +176,7 @@ def read_manifest(folder: str | Path, stage: str, flavour: str) -> EngineManifes
     except OSError as error:
         raise EngineError(f'{path} cannot be read ({error.strerror}): check its '
                           'permissions') from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise EngineError(f'{path} is not valid JSON ({error}): {remedy}') from error
     schema = content.get('schema') if isinstance(content, dict) else None
     if not isinstance(schema, int):

@@ -44,6 +44,10 @@ CONFIG_NAME = 'config.json'
 MANIFEST_NAME = 'manifest.json'
 REMEDY = 'restore the folder from a good copy or train it again'
 
+#: what building a network of wrong numbers or types raises
+_NO_PROFILE = (TypeError, KeyError, AttributeError, ValueError, IndexError, ArithmeticError,
+               AssertionError, RuntimeError)
+
 
 def _sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
@@ -99,7 +103,7 @@ def read_manifest(directory: str | Path) -> dict[str, Any]:
     path = folder / MANIFEST_NAME
     try:
         manifest = json.loads(_read(path))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise EngineError(f'{path} is not valid JSON ({error}): {REMEDY}') from error
     if not isinstance(manifest, dict) or not isinstance(manifest.get('files'), dict):
         raise EngineError(f'{path} lists no "files": {REMEDY}')
@@ -118,8 +122,8 @@ def read_files(directory: str | Path) -> dict[str, bytes]:
     folder = Path(directory)
     files: dict[str, bytes] = {}
     for name, digest in read_manifest(folder)['files'].items():
-        if Path(name).name != name:
-            raise EngineError(f'{folder / MANIFEST_NAME} lists {name}, which is no plain file '
+        if not name or Path(name).name != name or '\0' in name:
+            raise EngineError(f'{folder / MANIFEST_NAME} lists {name!r}, which is no plain file '
                               f'name: {REMEDY}')
         files[name] = _read(folder / name)
         found = _sha256(files[name])
@@ -148,7 +152,7 @@ def read_weights(directory: str | Path,
         tensors.update({key: value.to(device, dtype) for key, value in shard.items()})
     try:
         config: dict[str, Any] = json.loads(files[CONFIG_NAME])
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise EngineError(f'{folder / CONFIG_NAME} is not valid JSON ({error}): '
                           f'{REMEDY}') from error
     return tensors, config
@@ -188,11 +192,12 @@ def load_target(directory: str | Path, device: torch.device | str = 'cpu',
     tensors, config = read_weights(directory, device, dtype)
     try:
         profile = ProfileConfig.from_dict(config)
-    except (TypeError, KeyError, AttributeError) as error:
-        raise EngineError(f'{Path(directory) / CONFIG_NAME} is not a profile ({error}): '
+        with torch.device('meta'):  # no time spent on random weights
+            target = Target(profile)
+    except _NO_PROFILE as error:
+        reason = ' '.join(str(error).split())
+        raise EngineError(f'{Path(directory) / CONFIG_NAME} is not a profile ({reason}): '
                           f'{REMEDY}') from error
-    with torch.device('meta'):  # no time spent on random weights
-        target = Target(profile)
     check_tensors(tensors, target.state_dict(), directory)
     target.load_state_dict(tensors, assign=True)
     target.expert.reset_frequencies(torch.device(device))

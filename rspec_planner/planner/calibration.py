@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+import math
 from typing import Any
 
 import cv2
@@ -40,6 +41,8 @@ CALIBRATION_REASONS = (
 
 #: distortion models of sensor_msgs/distortion_models whose angles follow the fisheye polynomial
 _FISHEYE = ('equidistant', 'fisheye')
+#: numbers of coefficients that OpenCV's other models have; it raises for any other
+_DISTORTIONS = (0, 4, 5, 8, 12, 14)
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,12 @@ class Calibration:
     matrix: NDArray[np.float64]  # (3, 3) K of the published image
     fov_deg: float  # horizontal, distortion included; nan when not calibrated
     frame_id: str
+
+    @property
+    def usable(self) -> bool:
+        """Tell whether rays can be computed from it."""
+        return (self.width > 0 and self.height > 0 and math.isfinite(self.fov_deg)
+                and abs(self.fov_deg) < 360.0)
 
 
 @dataclass(frozen=True)
@@ -89,6 +98,8 @@ def _horizontal_fov(matrix: NDArray[np.float64], distortion: NDArray[np.float64]
     if model in _FISHEYE:
         reach = (sides[:, 0, 0] - matrix[0, 2]) / matrix[0, 0]
         angles = np.array([_fisheye_angle(value, distortion[:4]) for value in reach])
+    elif distortion.size not in _DISTORTIONS or not np.isfinite(distortion).all():
+        return float('nan')
     else:
         rays = cv2.undistortPoints(sides, matrix, distortion if distortion.size else None)
         angles = np.arctan(rays[:, 0, 0])

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 import shutil
 import sqlite3
+import struct
 import tempfile
 from types import TracebackType
 from typing import Any, Self
@@ -56,7 +57,8 @@ LATCHED = Qos(QosHistory.KEEP_LAST, 1, QosReliability.RELIABLE, QosDurability.TR
 
 #: what the bag libraries raise for a file that is damaged, cut off or no bag at all
 _DAMAGE = (AnyReaderError, ReaderError, Rosbag1Error, SerdeError, sqlite3.Error, EOFError,
-           KeyError, IndexError, TypeError, ValueError, AssertionError, MemoryError)
+           KeyError, IndexError, TypeError, ValueError, AssertionError, MemoryError,
+           AttributeError, OverflowError, RuntimeError, struct.error)
 
 
 def message(name: str, **fields: Any) -> Any:
