@@ -23,12 +23,14 @@ complete part.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 import json
 from pathlib import Path
 import sys
 import time
 from typing import Any
 
+import numpy as np
 import torch
 from tqdm import tqdm
 
@@ -47,6 +49,7 @@ from rspec_planner.train.target_clips import (
     clip_of,
     new_clips,
     random_clips,
+    random_prompt,
     split_of,
     TargetClip,
 )
@@ -136,46 +139,88 @@ def cache_target(out: str | Path, *, target: str = '', profile: str = '',
     clips, 0 for 5.1 s alone.
     Returns the number of clips and parts, bytes, seconds, layers and memory.
     """
-    if sum((bool(bag), physical_ai is not None, random_clip_count > 0)) != 1:
-        raise ConfigurationError('cache-target: give one source, --bag, --physical-ai or '
-                                 '--random-clips')
+    source = Recordings(tuple(bag), bag_source, topics, physical_ai, every_s, random_clip_count,
+                        val_share, seed)
     place = torch.device(device or ('cuda' if torch.cuda.is_available() else 'cpu'))
     started = time.monotonic()
     opened = open_any_target(target, profile, place, seed=seed, whole=True)
-    if opened.tokenizer is None and not random_clip_count:
-        raise ConfigurationError(f'--profile {profile} has no weights and no tokenizer: record '
-                                 'with --target FOLDER, or use --random-clips')
-    cfg = opened.target.cfg
+    cfg, tokenizer = opened.target.cfg, opened.tokenizer
+    clips = source.clips(cfg, tokenizer)
     options = CacheOptions(
         full=full, prefix=prefix, actions=actions, tail=tail, max_tokens=max_tokens, batch=batch,
         layers=_layers(layers, cfg), seed=seed, end_at=RANDOM_TOKENS if not target else 0)
     loaded_s = time.monotonic() - started
-    columns = prompt_columns(cfg, opened.tokenizer, route_room) \
-        if opened.tokenizer is not None else padded_columns(
-            next(random_clips(cfg, 1, val_share, seed)).prompt.length)
+    columns = padded_columns(random_prompt(cfg, np.random.default_rng(0)).length) \
+        if tokenizer is None else prompt_columns(cfg, tokenizer, route_room)
     writer = PartWriter(opened.target, columns, Path(out), opened.digest, part_clips, options)
-    if random_clip_count:
-        clips = random_clips(cfg, random_clip_count, val_share, seed)
-    else:
-        assert opened.tokenizer is not None
-        if bag and bag_source is None:
-            raise ConfigurationError('cache-target: nobody reads bags here; give a bag_source')
-        clips = bag_clips(tuple(bag), bag_source, cfg, opened.tokenizer, val_share, topics) \
-            if bag_source is not None and bag \
-            else _physical_clips(physical_ai, cfg, opened.tokenizer, val_share, every_s)
     with tqdm(new_clips(clips, writer.known, limit), unit='clip', disable=None, leave=False,
               file=sys.stderr, desc='caching the target') as bar:
         for clip in bar:
             writer.add(clip)
     writer.flush()
     if not writer.clips:
-        raise InputError(f'{physical_ai or list(map(str, bag))}: no clip could be read')
+        raise InputError(f'{physical_ai}: no clip could be read '
+                         f'({source.skipped[-1] if source.skipped else "none is complete"})')
     written = sum(path.stat().st_size for path in Path(out).rglob('*') if path.is_file())
-    return {'clips': writer.clips, 'parts': writer.number, 'bytes': written,
-            'bytes_per_clip': written // writer.clips, 'layers': list(options.layers),
-            'target': opened.digest, 'synthetic': not target, 'load_s': round(loaded_s, 1),
-            'seconds': round(time.monotonic() - started, 1), 'memory_gib': memory_gib(place),
-            'cache': str(out)}
+    return {'clips': writer.clips, 'parts': writer.number, 'skipped': len(source.skipped),
+            'bytes': written, 'bytes_per_clip': written // writer.clips,
+            'layers': list(options.layers), 'target': opened.digest, 'synthetic': not target,
+            'load_s': round(loaded_s, 1), 'seconds': round(time.monotonic() - started, 1),
+            'memory_gib': memory_gib(place), 'cache': str(out)}
+
+
+@dataclass
+class Recordings:
+    """Where clips come from: exactly one of bags, a PhysicalAI-AV folder and noise."""
+
+    bags: tuple[Path, ...]
+    bag_source: BagSource | None
+    topics: Path | None
+    physical_ai: Path | None
+    every_s: float
+    random_clips: int
+    val_share: float
+    seed: int
+    skipped: list[str] = field(default_factory=list)  # why, one line for each recorded clip
+
+    def __post_init__(self) -> None:
+        """Raise ConfigurationError unless there is one source."""
+        if sum((bool(self.bags), self.physical_ai is not None, self.random_clips > 0)) != 1:
+            raise ConfigurationError('cache-target: give one source, --bag, --physical-ai or '
+                                     '--random-clips')
+        if self.bags and self.bag_source is None:
+            raise ConfigurationError('cache-target: nobody reads bags here; give a bag_source')
+
+    def clips(self, cfg: ProfileConfig, tokenizer: TextTokenizer | None) -> Iterator[TargetClip]:
+        """Return the clips; ConfigurationError when recordings meet a profile without text."""
+        if self.random_clips:
+            return random_clips(cfg, self.random_clips, self.val_share, self.seed)
+        if tokenizer is None:
+            raise ConfigurationError(f'--profile {cfg.name} has no weights and no tokenizer: '
+                                     'record with --target FOLDER, or use --random-clips')
+        if self.bag_source is not None and self.bags:
+            return bag_clips(self.bags, self.bag_source, cfg, tokenizer, self.val_share,
+                             self.topics)
+        return self._recorded(cfg, tokenizer)
+
+    def _recorded(self, cfg: ProfileConfig, tokenizer: TextTokenizer) -> Iterator[TargetClip]:
+        """
+        Yield the clips of a PhysicalAI-AV folder; all times of a clip are in one split.
+
+        A clip that cannot be read is told and left out: one of thousands ends no run of hours.
+        """
+        from rspec_planner.train.physical_ai import default_times, PhysicalAiFolder
+        assert self.physical_ai is not None
+        folder, times = PhysicalAiFolder(self.physical_ai, cfg.cameras), default_times(
+            20.0, self.every_s)
+        for ordinal, clip in enumerate(folder.clips):
+            try:
+                for seen in folder.observations(clip, cfg, times):
+                    yield clip_of(cfg, tokenizer, seen, f'{clip}/{seen.t0_ns}',
+                                  split_of(ordinal, self.val_share), 'physical-ai')
+            except InputError as error:
+                self.skipped.append(str(error))
+                tqdm.write(f'left out: {error}', file=sys.stderr)
 
 
 def _layers(text: str, cfg: ProfileConfig) -> tuple[int, ...]:
@@ -191,15 +236,3 @@ def _layers(text: str, cfg: ProfileConfig) -> tuple[int, ...]:
         raise ConfigurationError(f'layers={text!r}: the target has layers 0 .. '
                                  f'{cfg.text.num_layers - 1}')
     return chosen
-
-
-def _physical_clips(root: Path | None, cfg: ProfileConfig, tokenizer: TextTokenizer,
-                    val_share: float, every_s: float) -> Iterator[TargetClip]:
-    """Yield the clips of a PhysicalAI-AV folder; all times of a clip are in one split."""
-    from rspec_planner.train.physical_ai import default_times, PhysicalAiFolder
-    assert root is not None
-    folder = PhysicalAiFolder(root, cfg.cameras)
-    for ordinal, clip in enumerate(folder.clips):
-        for seen in folder.observations(clip, cfg, default_times(20.0, every_s)):
-            yield clip_of(cfg, tokenizer, seen, f'{clip}/{seen.t0_ns}',
-                          split_of(ordinal, val_share), 'physical-ai')

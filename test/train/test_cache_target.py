@@ -218,7 +218,8 @@ def test_a_bag_is_cached_as_it_is_planned(bag, tmp_path):
     ({'profile': 'toy', 'random_clip_count': 2, 'layers': '1,9'}, 'the target has layers 0 .. 3'),
     ({'profile': 'toy', 'random_clip_count': 2, 'layers': 'a'}, "layers='a'"),
     ({'profile': 'toy', 'random_clip_count': 2, 'val_share': 1.0}, 'between 0 and 1'),
-    ({'profile': 'toy', 'bag': (Path('x'),)}, 'no weights and no tokenizer')])
+    ({'profile': 'toy', 'bag': (Path('x'),)}, 'nobody reads bags here'),
+    ({'profile': 'toy', 'physical_ai': Path('x')}, 'no weights and no tokenizer')])
 def test_arguments_that_make_no_sense_are_one_line(tmp_path, options, words):
     with pytest.raises(ConfigurationError, match=words) as error:
         cache_target(tmp_path, device='cpu', **options)

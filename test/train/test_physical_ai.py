@@ -157,6 +157,18 @@ def test_a_folder_becomes_a_cache(folder, tmp_path):
     assert int(cache.lengths.min()) > 0
 
 
+def test_a_clip_that_cannot_be_read_ends_no_run(tmp_path):
+    root = write_folder(tmp_path / 'root')
+    archive = next(root.glob('labels/egomotion/*.zip'))
+    with zipfile.ZipFile(archive, 'w') as out:
+        out.writestr('bbbb.egomotion.parquet', egomotion())
+    made = cache_target(tmp_path / 'cache', target='tiny', physical_ai=root, device='cpu')
+    assert (made['clips'], made['skipped']) == (1, 1)
+    archive.write_bytes(b'no zip')
+    with pytest.raises(InputError, match='no clip could be read .*no egomotion of clip bbbb'):
+        cache_target(tmp_path / 'none', target='tiny', physical_ai=root, device='cpu')
+
+
 @pytest.mark.parametrize('breaking, words', [
     (lambda root: (root / 'features.csv').unlink(), 'features.csv'),
     (lambda root: (root / 'clip_index.parquet').write_bytes(b'no'), 'not a parquet file'),
