@@ -31,17 +31,21 @@ import torch
 
 from rspec_planner.doctor import Check
 from rspec_planner.errors import ConfigurationError, EngineError, RspecError
+from rspec_planner.evaluate.bench import hardware
 from rspec_planner.evaluate.roofline import (
     expected_ms,
+    layer_weights,
     least_ms,
     measure_rates,
     memory_need,
+    MemoryNeed,
     prompt_rows,
     TOKENS,
 )
 from rspec_planner.model.checkpoint import read_files, read_manifest
 from rspec_planner.model.config import ProfileConfig
 from rspec_planner.model.target import Target
+from rspec_planner.model.upstream_checkpoint import free_bytes
 from rspec_planner.model.upstream_folder import examine_folder, FolderReport, is_upstream
 from rspec_planner.planner.checkpoints import (
     chosen_draft,
@@ -210,11 +214,14 @@ def _machine(profile: ProfileConfig, parameters: int, device: torch.device
     total = need.total + PROCESS_BYTES[device.type]
     free, name = _free(device)
     kind = str(dtype).removeprefix('torch.')
+    small = _fp8_peak(profile, need) + PROCESS_BYTES[device.type]
+    remedy = f'give a device with {math.ceil(total / GB)} GB free'
+    if device.type == 'cuda' and small <= free:
+        remedy = f'set model.precision: fp8, which needs {small / GB:.3g} GB, or {remedy}'
     memory = Check(
         'memory', total <= free, f'{total / GB:.3g} GB in {kind}: weights '
         f'{need.weights / GB:.3g}, cache {need.cache / GB:.2g}, work {need.work / GB:.2g}; '
-        f'{free / GB:.3g} GB free on {name}', '' if total <= free else
-        f'give a device with {math.ceil(total / GB)} GB free')
+        f'{free / GB:.3g} GB free on {name}', '' if total <= free else remedy)
     rates = measure_rates(device, dtype)
     least = {way: least_ms(profile, dtype.itemsize, rates, iterations=count)
              for way, count in (('no_draft', float(TOKENS)), ('draft', TOKENS / WITH_DRAFT))}
@@ -230,16 +237,18 @@ def _machine(profile: ProfileConfig, parameters: int, device: torch.device
         'device': {'name': name, 'dtype': kind, 'free_bytes': free,
                    'bytes_per_s': rates.bytes_per_s, 'flops': rates.flops},
         'memory_bytes': {'weights': need.weights, 'cache': need.cache, 'work': need.work,
-                         'process': PROCESS_BYTES[device.type], 'total': total},
+                         'process': PROCESS_BYTES[device.type], 'total': total,
+                         'fp8_total': small},
         'frame_ms': {'least': least, 'expected': expected,
                      'expected_total': {'no_draft': plain, 'draft': drafted}}}
 
 
+def _fp8_peak(profile: ProfileConfig, need: MemoryNeed) -> int:
+    """Return the bytes with the layers in e4m3: loaded in bf16 first, or while planning."""
+    return max(need.weights, need.total - layer_weights(profile))
+
+
 def _free(device: torch.device) -> tuple[int, str]:
     """Return the bytes that are free on a device, and its name."""
-    if device.type == 'cuda':
-        return int(torch.cuda.mem_get_info(device)[0]), torch.cuda.get_device_name(device)
-    import psutil
-
-    from rspec_planner.evaluate.bench import hardware
-    return int(psutil.virtual_memory().available), f'CPU ({hardware(device)})'
+    name = hardware(device)
+    return free_bytes(device) or 0, name if device.type == 'cuda' else f'CPU ({name})'

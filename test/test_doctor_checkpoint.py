@@ -309,6 +309,17 @@ def test_memory_that_does_not_fit(folder, monkeypatch):
     assert 'a toy' in check(report, 'memory')['detail']
 
 
+def test_fp8_is_offered_where_it_helps(folder, monkeypatch):
+    cuda = torch.device('cuda')
+    monkeypatch.setattr('rspec_planner.doctor_checkpoint._device', lambda _: cuda)
+    monkeypatch.setattr('rspec_planner.doctor_checkpoint._free', lambda _: (2 ** 40, 'a toy'))
+    need = verdict(folder)['memory_bytes']
+    assert need['weights'] + need['process'] <= need['fp8_total'] < need['total']
+    monkeypatch.setattr('rspec_planner.doctor_checkpoint._free',
+                        lambda _: (need['fp8_total'], 'a toy'))
+    assert 'model.precision: fp8' in check(verdict(folder), 'memory')['fix']
+
+
 def test_our_own_folders_are_examined_too():
     report = verdict('tiny')
     assert report['ok'] and report['kind'] == 'own' and report['profile'] == 'tiny'

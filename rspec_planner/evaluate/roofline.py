@@ -110,6 +110,13 @@ def _text_weights(text: TextConfig) -> int:
                                             text.intermediate_size)
 
 
+def layer_weights(profile: ProfileConfig) -> int:
+    """Return the weights of the layers of decoder and expert, what fp8 halves."""
+    text, expert = profile.text, profile.expert
+    return _text_weights(text) + text.num_layers * _layer_weights(
+        text, expert.hidden_size, expert.num_heads, expert.intermediate_size)
+
+
 def _encode_flops(profile: ProfileConfig, images: int) -> float:
     vision = profile.vision
     patches = profile.patch_grid[0] * profile.patch_grid[1]

@@ -23,11 +23,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+import math
 from pathlib import Path
 import threading
 from typing import Any
 
-from safetensors import safe_open
+from safetensors import safe_open, SafetensorError
 import torch
 from torch import nn, Tensor
 from tqdm import tqdm
@@ -81,10 +82,46 @@ def load_upstream(folder: str | Path, device: torch.device | str = 'cpu',
     place, profile = torch.device(device), report.config.profile
     if bf16_constants:
         profile = replace(profile, action_space=_rounded(profile.action_space))
-    target = empty_target(profile, place, dtype)
-    _fill(target, report)
+    _require_room(report, place, dtype)
+    try:
+        target = empty_target(profile, place, dtype)
+        _fill(target, report)
+    except torch.OutOfMemoryError as error:
+        reason = str(error).split('. ')[0]
+        raise EngineError(f'{report.folder}: {reason}: rspec doctor --checkpoint says what is '
+                          'needed') from None
+    except (SafetensorError, OSError) as error:  # headers were read a moment ago
+        raise EngineError(f'{report.folder}: a shard changed while it was read '
+                          f'({" ".join(str(error).split())}): try again') from None
     _set_frequencies(target, report)
     return target.eval().requires_grad_(False).pack()
+
+
+def _require_room(report: FolderReport, device: torch.device, dtype: torch.dtype) -> None:
+    """
+    Raise EngineError when the weights alone do not fit the memory that is free.
+
+    A CPU's memory is promised before it is there; the process would be killed without a word.
+    """
+    need = dtype.itemsize * sum(math.prod(shape) for _, shape in report.table.values())
+    free = free_bytes(device)
+    if free is not None and need > free:
+        raise EngineError(
+            f'{report.folder}: {need / 1e9:.1f} GB of weights in '
+            f'{str(dtype).removeprefix("torch.")}, {free / 1e9:.1f} GB are free on {device}: '
+            'rspec doctor --checkpoint says what is needed')
+
+
+def free_bytes(device: torch.device) -> int | None:
+    """Return the memory that is free on a device, None where nobody can tell."""
+    if device.type == 'cuda':
+        return int(torch.cuda.mem_get_info(device)[0])
+    try:
+        lines = Path('/proc/meminfo').read_text(encoding='ascii').splitlines()
+        [line] = [line for line in lines if line.startswith('MemAvailable:')]
+        return 1024 * int(line.split()[1])
+    except (OSError, ValueError):
+        return None
 
 
 def empty_target(profile: ProfileConfig, device: torch.device, dtype: torch.dtype) -> Target:

@@ -30,6 +30,7 @@ from upstream_rig import (
 
 from rspec_planner.errors import EngineError
 from rspec_planner.evaluate.synthetic_checkpoint import write_checkpoint
+from rspec_planner.model import upstream_checkpoint
 from rspec_planner.model.action import FourierEncoder
 from rspec_planner.model.checkpoint import load_target
 from rspec_planner.model.config import alpamayo_1_5, alpamayo_r1
@@ -220,6 +221,23 @@ def test_weights_come_in_the_asked_dtype(folder, dtype):
 def test_other_dtypes_are_refused(folder):
     with pytest.raises(EngineError, match='float8_e4m3fn'):
         load_upstream(folder, dtype=torch.float8_e4m3fn)
+
+
+def test_weights_that_do_not_fit_are_refused_before_they_are_read(folder, monkeypatch):
+    monkeypatch.setattr(upstream_checkpoint, 'free_bytes', lambda _: 10_000)
+    monkeypatch.setattr(upstream_checkpoint, '_fill', None)
+    fails(folder, '0.0 GB of weights in float32', 'free on cpu', 'rspec doctor --checkpoint')
+    monkeypatch.setattr(upstream_checkpoint, 'free_bytes', lambda _: None)
+
+    def full(*arguments):
+        raise torch.OutOfMemoryError('CUDA out of memory. Tried to allocate 2 GiB.\nMore')
+
+    monkeypatch.setattr(upstream_checkpoint, 'empty_target', full)
+    fails(folder, 'CUDA out of memory', 'rspec doctor --checkpoint')
+
+
+def test_the_free_memory_is_that_of_the_machine():
+    assert 2 ** 26 < upstream_checkpoint.free_bytes(torch.device('cpu')) < 2 ** 50
 
 
 def test_joined_projections_cost_no_second_copy(folder):
