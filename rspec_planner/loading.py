@@ -178,10 +178,16 @@ def engine_values(planner: Any, parameters: NodeParameters,
 
 
 def memory_values(device: str) -> dict[str, float]:
-    """Return what the process holds now, MiB: resident memory, and GPU memory of PyTorch."""
-    pages = int(Path('/proc/self/statm').read_text(encoding='ascii').split()[1])
-    values = {'memory_mib': pages * os.sysconf('SC_PAGE_SIZE') / 2**20, 'gpu_memory_mib': 0.0,
-              'peak_gpu_memory_mib': 0.0}
+    """
+    Return what the process holds now, MiB: resident memory, and GPU memory of PyTorch.
+
+    Resident memory contains the pages of Fast DDS's shared segments that were used once, which
+    grow up to their size; private memory does not.
+    """
+    resident, shared = (int(pages) * os.sysconf('SC_PAGE_SIZE') / 2**20 for pages in Path(
+        '/proc/self/statm').read_text(encoding='ascii').split()[1:3])
+    values = {'memory_mib': resident, 'memory_private_mib': resident - shared,
+              'gpu_memory_mib': 0.0, 'peak_gpu_memory_mib': 0.0}
     torch = sys.modules.get('torch')
     if torch is not None and device.startswith('cuda'):
         values['gpu_memory_mib'] = torch.cuda.memory_allocated(device) / 2**20

@@ -55,7 +55,7 @@ from rspec_planner.transport import PROFILE_VARIABLE
 MODULE = 'rspec_planner.live.bench_processes'
 SECONDS = (5.0, 3600.0)
 START_S = 60.0
-#: before memory is compared: caches of Fast DDS and of the allocator fill in the first minutes
+#: before memory is compared: windows of statistics and the allocator fill in the first minutes
 SETTLED_S, SETTLED_SHARE = 5.0, 0.2
 #: what the inputs diagnostic says of messages that are missing
 CAUSES = {'transport': 'lost in transport: set', 'computer': 'this computer is too busy'}
@@ -91,7 +91,7 @@ class Heard:
 
     last: dict[str, dict[str, str]] = field(default_factory=dict)  # task -> values
     cycles: dict[int, dict[str, float]] = field(default_factory=dict)  # t0 -> times
-    memory: list[tuple[float, float]] = field(default_factory=list)  # seconds, MiB
+    memory: list[tuple[float, float]] = field(default_factory=list)  # seconds, private MiB
     causes: set[str] = field(default_factory=set)  # of losses, 'transport' or 'computer'
 
     def take(self, message: DiagnosticArray) -> None:
@@ -103,8 +103,8 @@ class Heard:
                 self.causes.update(cause for cause, words in CAUSES.items()
                                    if task == 'inputs' and words in status.message)
         engine, latency = self.last.get('engine', {}), self.last.get('latency', {})
-        if 'memory_mib' in engine:
-            self.memory.append((time.monotonic(), float(engine['memory_mib'])))
+        if 'memory_private_mib' in engine:
+            self.memory.append((time.monotonic(), float(engine['memory_private_mib'])))
         if 'pipeline_latency_ms' in latency:
             self.cycles[int(latency['t0_ns'])] = {
                 key.removesuffix('_ms'): float(value) for key, value in latency.items()
@@ -259,7 +259,7 @@ def report_of(case: Case, heard: Heard, sent: Mapping[str, Any], seconds: float,
 
 def memory_of(samples: Sequence[tuple[float, float]]) -> dict[str, float]:
     """
-    Return resident memory in MiB, its slope and its growth once the process has settled.
+    Return private memory in MiB, its slope and its growth once the process has settled.
 
     Growth is the median of the last tenth minus that of the first tenth, MiB; `samples` are
     seconds and MiB.
