@@ -155,9 +155,17 @@ def warm_up(planner: Any) -> float:
 
 
 def manifest_sha256(checkpoint: str) -> str:
-    """Return the hash of a checkpoint's manifest, which holds those of its files; '' if none."""
+    """
+    Return the hash of a checkpoint's manifest, which holds those of its files; '' if none.
+
+    A released folder has no manifest; its fingerprint stands in for it.
+    """
+    from rspec_planner.model.upstream_checkpoint import upstream_digest
+    from rspec_planner.model.upstream_folder import is_upstream
     from rspec_planner.planner.drafts import EMBEDDED, EMBEDDED_NAMES
     folder = EMBEDDED / checkpoint if checkpoint in EMBEDDED_NAMES else Path(checkpoint)
+    if is_upstream(folder):
+        return upstream_digest(folder)
     manifest = folder / 'manifest.json'
     return hashlib.sha256(manifest.read_bytes()).hexdigest() if manifest.is_file() else ''
 

@@ -26,9 +26,12 @@ from rspec_planner.cli import cli
 from rspec_planner.errors import EngineError
 from rspec_planner.evaluate.bench import bench_frame
 from rspec_planner.evaluate.synthetic_checkpoint import write_checkpoint
-from rspec_planner.loading import warm_up_observation
+from rspec_planner.loading import engine_values, load_planner, warm_up, warm_up_observation
+from rspec_planner.model.draft_checkpoint import target_digest
+from rspec_planner.parameters import load_yaml_parameters, NodeParameters, PARAMETER_FILE
 from rspec_planner.planner.pipeline import Planner
 from rspec_planner.planner.prompt import build_prompt
+from rspec_planner.transport import config_path
 from rspec_planner.world.drive import Drive
 from rspec_planner.world.record import record_world, RecordOptions
 from rspec_planner.world.rig import Rig
@@ -138,6 +141,18 @@ def test_noise_that_never_decides_is_not_driven(folder, tmp_path):
     planner = Planner.load(folder, max_reasoning_tokens=4)
     verdict = planner.plan(warm_up_observation(planner.profile)).verdict
     assert (verdict.accepted, verdict.reason) == (False, 'reasoning_incomplete')
+
+
+def test_the_node_s_loader_takes_it(decided):
+    values = load_yaml_parameters(config_path(PARAMETER_FILE))
+    parameters = NodeParameters.from_values(values | {'model.checkpoint': str(decided)})
+    planner = load_planner(parameters)
+    assert warm_up(planner) > 0
+    facts = engine_values(planner, parameters, {})
+    assert facts['profile'] == planner.profile.name
+    assert facts['manifest_sha256'] == target_digest(decided)
+    plan = planner.plan(warm_up_observation(planner.profile))
+    assert plan.verdict.accepted and len(plan.poses) == 65
 
 
 def test_the_bench_times_frames_on_it(folder):
