@@ -103,8 +103,10 @@ class DraftStage(Stage):
 
     def logits(self, x: Tensor) -> Tensor:
         """Return (S, V_d) fp32 of states (1, S, H) before the final norm."""
-        weight = cast('nn.Linear', self.text.lm_head).weight
-        if self.ids is not None:
+        weight: Tensor = cast('nn.Linear', self.text.lm_head).weight
+        if self.draft.own_head is not None:
+            weight = self.draft.own_head
+        elif self.ids is not None:
             weight = weight.index_select(0, self.ids)
         out = nn.functional.linear(norm(self.draft.norm, x[0]), weight).float()
         return out if self.ids is not None else torch.where(self._forbidden, float('-inf'), out)

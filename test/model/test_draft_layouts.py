@@ -33,6 +33,8 @@ from torch.nn import functional
 from rspec_planner.cli import cli
 from rspec_planner.engine.cuda_draft_rows import check_draft
 from rspec_planner.engine.draft_executor import draft_executor
+from rspec_planner.engine.stage_draft import draft_stage
+from rspec_planner.engine.stages import StageShapes
 from rspec_planner.errors import ConfigurationError, EngineError
 from rspec_planner.model.checkpoint import save_target
 from rspec_planner.model.config import alpamayo_r1
@@ -269,6 +271,28 @@ def test_a_converted_draft_proposes_what_the_public_one_does(rig, name, tmp_path
         assert torch.equal(got, draft.target_ids(want.argmax(-1)))
         said |= set(got.tolist())
     assert len(said) > 2
+
+
+@pytest.mark.parametrize('name', ['dflash', 'eagle3-qwen'])
+def test_the_graph_of_a_converted_draft_proposes_the_same(rig, name, tmp_path):
+    convert_draft(rig.sources[name], tmp_path / 'out', target=rig.folder, block=5)
+    draft = load_draft(tmp_path / 'out', rig.target)
+    shapes = StageShapes(capacity=CAPACITY, prompt=20, guess=0, block=5, images=1, samples=1,
+                         taps=draft.cfg.taps, tail=1)
+    stage = draft_stage(draft, rig.target, shapes)
+    generator = torch.Generator().manual_seed(2)
+    taps = torch.randn((3, 9, HIDDEN), generator=generator)
+    tokens = torch.randint(0, 16, (10,), generator=generator)
+    want, logits = proposals(draft, rig.target, taps, tokens)
+    angles = torch.arange(CAPACITY)[:, None] * THETA ** (-2 * torch.arange(DIM // 2) / DIM)
+    inputs = {'tokens': functional.pad(tokens, (0, CAPACITY - 10)), 'start': torch.tensor([9]),
+              'cos': angles.cos(), 'sin': angles.sin(),
+              **{f'tap{j}': functional.pad(tap, (0, 0, 0, CAPACITY - 9))[None, None]
+                 for j, tap in enumerate(taps)}}
+    with torch.no_grad():
+        out = stage(inputs)
+    torch.testing.assert_close(out['logits'], logits, rtol=1e-4, atol=1e-4)
+    assert torch.equal(out['proposals'], want)
 
 
 def test_the_taps_are_those_that_the_file_names(rig):
