@@ -30,6 +30,7 @@ import numpy as np
 import pytest
 import torch
 from transformers import DynamicCache, Qwen2VLImageProcessorPil
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
 from rspec_planner.errors import ConfigurationError
 from rspec_planner.model.autovla import AutoVla
@@ -247,6 +248,11 @@ def test_full_shapes_are_those_of_the_released_backbone():
     # Qwen2.5-VL-3B-Instruct: 3,754,622,976 weights, 151,936 rows of them in the tied table
     assert target.num_parameters() == 3_754_622_976 + 2048 * (rows - 151_936)
     assert sum(weight.numel() for weight in model.parameters()) == target.num_parameters()
+
+
+def test_the_videos_have_the_size_that_the_published_pixels_give():
+    video, pixels = autovla().video, 28 * 28 * 140  # per frame, of a 1080p camera
+    assert smart_resize(1080, 1920, 28, pixels, pixels) == (video.height, video.width)
 
 
 def test_a_configuration_survives_json():
