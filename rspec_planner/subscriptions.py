@@ -52,8 +52,8 @@ from rspec_planner.planner.buffers import ObservationBuffer, Skip
 from rspec_planner.planner.calibration import CalibrationChecks
 from rspec_planner.planner.images import decode_message
 from rspec_planner.planner.navigation_text import navigation_fault, REFUSED
+from rspec_planner.planner.serialized import read_message
 from rspec_planner.ros_conversions import BASE_FRAME, odometry_sample, stamp_to_ns
-from rspec_planner.serialized import read_message
 
 COMPRESSED = '/compressed'
 #: images of one camera that wait to be taken; newer ones push older ones out

@@ -50,7 +50,7 @@ def test_overhead_is_age_without_planner_and_arrival_of_the_inputs():
     for t0_ns, total in ((1, 110.0), (2, 112.0), (2, 112.0)):
         heard.take(array(latency=latency(t0_ns, total, planner=90.0)))
     sent = {'frames': 10, 'frame_bytes': 7, 'inputs_ms': {'1': 4.0, '2': 5.0}}
-    report = report_of(Case('jpeg', 10.0), heard, sent, 5.0, 2.0)
+    report = report_of(Case('jpeg', 10.0), heard, sent, 0.4)
     assert report['overhead_ms']['p50'] == pytest.approx(16.5)  # of 16 and 17
     assert report['age_ms']['p50'] == 21.0 and report['inputs_ms']['p50'] == 4.5
     assert report['wait_ms']['p99'] == 2.0 and report['select_ms']['p99'] == 3.0
@@ -66,7 +66,7 @@ def test_every_frame_is_received_lost_or_left_out_by_design():
         inference_status={'published_total': 50, 'superseded_total': 5, 'rate_limited_total': 18,
                           'rejected_total': 1}, latency={'deadline_misses': 2}))
     sent = {'frames': 100, 'frame_bytes': 7, 'inputs_ms': {}}
-    report = report_of(Case('raw', 30.0, 'default'), heard, sent, 5.0, 2.0)
+    report = report_of(Case('raw', 30.0, 'default'), heard, sent, 0.4)
     assert (report['sent'], report['received']) == (200, 185)
     assert report['transport_loss'] == 0.075
     assert report['unaccounted'] == 90 - 50 - 15 - 5 - 18 - 1 - 2
@@ -78,7 +78,7 @@ def test_what_fell_out_of_the_queue_is_no_loss_of_the_transport():
     heard.take(array(inputs={'image0_received': 80, 'image1_received': 80,
                              'image0_overflowed': 20, 'image1_overflowed': 15}))
     sent = {'frames': 100, 'frame_bytes': 7, 'inputs_ms': {}}
-    report = report_of(Case('raw', 10.0), heard, sent, 5.0, 2.0)
+    report = report_of(Case('raw', 10.0), heard, sent, 0.4)
     assert (report['transport_loss'], report['overflowed']) == (0.025, 35)
 
 
@@ -91,7 +91,7 @@ def test_the_default_profile_loses_frames_and_the_node_says_so():
 
 def test_a_node_that_hears_nothing_lost_everything():
     sent = {'frames': 100, 'frame_bytes': 7, 'inputs_ms': {}}
-    assert report_of(Case('raw', 10.0), Heard(), sent, 5.0, 2.0)['transport_loss'] == 1.0
+    assert report_of(Case('raw', 10.0), Heard(), sent, 0.4)['transport_loss'] == 1.0
 
 
 def test_memory_is_compared_after_the_start():
@@ -125,5 +125,6 @@ def test_small_frames_arrive_and_every_one_is_accounted_for():
     assert case['sent'] >= 4 * 50 and case['plans'] >= 5
     assert case['rate_limited'] >= case['plans'] // 2  # 20 Hz cameras, 10 Hz plans
     assert abs(case['unaccounted']) <= 1  # the last frame may still be on its way
+    assert 0.0 < case['processor_share'] < 2.0
     assert 0.0 < case['overhead_ms']['p50'] < case['age_ms']['p99']
     assert case['memory_mib'] > 0.0 and report['transport_loss_default_profile'] is None

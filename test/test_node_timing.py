@@ -100,7 +100,7 @@ def test_a_looping_bag_is_planned_anew_in_every_round(bag, tmp_path):
         def rounds():
             stamps = [o.t0_ns for o in list(rig.planner.observations)[warm_up:]]
             return sum(b < a for a, b in zip(stamps, stamps[1:]))
-        wait_until(lambda: rounds() >= 2 or not player.running, 'the third round', 30.0)
+        wait_until(lambda: rounds() >= 2 or not player.running, 'the third round', 60.0)
         assert player.running, player.tail()
         seen = list(rig.planner.observations)[warm_up:]
         wait_until(lambda: any('clock jump of -' in values_of(status)['last_reset']
@@ -119,14 +119,14 @@ def test_a_looping_bag_is_planned_anew_in_every_round(bag, tmp_path):
 
 
 def test_a_miss_repeats_the_last_plan_with_its_old_stamp():
-    with running('deadline.max_pipeline_latency_ms:=4000.0',
+    with running('deadline.max_pipeline_latency_ms:=3000.0',
                  'deadline.on_miss:=last_valid') as rig:
         good = rig.drive(now())
         rig.path_at(good)
-        rig.planner.before = lambda observation: time.sleep(4.0)
+        rig.planner.before = lambda observation: time.sleep(4.2)
         late = rig.drive(good + SECOND)
         status = rig.status('latency', lambda s: s.level == b'\x02', 'the miss')
-        assert 'the limit is 4000 ms' in status.message
+        assert 'the limit is 3000 ms' in status.message
         wait_until(lambda: len(rig.received['path']) >= 2, 'the repetition')
         stamps = {stamp_to_ns(path.header.stamp) for path in rig.received['path']}
         assert good in stamps and late not in stamps

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from rspec_planner.errors import InputError
-from rspec_planner.serialized import read_message
+from rspec_planner.planner.serialized import read_message
 
 IMAGE, COMPRESSED = 'sensor_msgs/msg/Image', 'sensor_msgs/msg/CompressedImage'
 

@@ -155,16 +155,19 @@ def _run(case: Case, seconds: float, width: int, height: int) -> dict[str, Any]:
             str(case.rate_hz), '--seconds', str(seconds), '--width', str(width), '--height',
             str(height))
         deadline = time.monotonic() + seconds + START_S
+        used = Used(planner)
         while cameras.running:
             executor.spin_once(timeout_sec=0.05)
+            if heard.cycles:
+                used.begin()
             processes.check(ended_well=('cameras',))
             if stopped.is_set() or time.monotonic() > deadline:
                 raise ChildError(f'{case.name}: the cameras did not finish; the node says: '
                                  f'{planner.cause()}')
         _drain(executor, heard)
         sent = json.loads(cameras.log.read_text().splitlines()[-1])
-        used = _processor_s(planner)
-    return {**report_of(case, heard, sent, seconds, used), 'bare_decode_ms': bare.summary()}
+        share = used.share()
+    return {**report_of(case, heard, sent, share), 'bare_decode_ms': bare.summary()}
 
 
 def windows_of(heard: Heard, inputs_ms: Mapping[int, float]) -> dict[str, LatencyWindow]:
@@ -230,8 +233,28 @@ def _processor_s(child: Child) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf('SC_CLK_TCK')
 
 
-def report_of(case: Case, heard: Heard, sent: Mapping[str, Any], seconds: float,
-              processor_s: float) -> dict[str, Any]:
+class Used:
+    """The share of a processor that a child uses from the first plan on."""
+
+    def __init__(self, child: Child) -> None:
+        self._child = child
+        self._began: tuple[float, float] | None = None
+
+    def begin(self) -> None:
+        """Start to count, the first time that this is called."""
+        if self._began is None:
+            self._began = time.monotonic(), _processor_s(self._child)
+
+    def share(self) -> float:
+        """Return processor seconds per second, 0 when nothing was counted."""
+        if self._began is None:
+            return 0.0
+        seconds = time.monotonic() - self._began[0]
+        return (_processor_s(self._child) - self._began[1]) / seconds if seconds else 0.0
+
+
+def report_of(case: Case, heard: Heard, sent: Mapping[str, Any],
+              processor_share: float) -> dict[str, Any]:
     """Return the figures of one case; `sent` is what the cameras reported."""
     windows = windows_of(heard, {int(t0): ms for t0, ms in sent['inputs_ms'].items()})
     streams = [key for key in heard.last.get('inputs', {})
@@ -254,7 +277,7 @@ def report_of(case: Case, heard: Heard, sent: Mapping[str, Any], seconds: float,
             'transport_loss': round(max(loss, 0.0), 4), 'plans': published, **by_design,
             'unaccounted': anchor - published - sum(by_design.values()),
             **{f'{name}_ms': window.summary() for name, window in windows.items()},
-            'processor_share': round(processor_s / seconds, 3), **memory_of(heard.memory)}
+            'processor_share': round(processor_share, 3), **memory_of(heard.memory)}
 
 
 def memory_of(samples: Sequence[tuple[float, float]]) -> dict[str, float]:

@@ -44,7 +44,7 @@ from rosbags.rosbag2 import ReaderError, StoragePlugin, Writer
 from rosbags.serde import SerdeError
 
 from rspec_planner.errors import ConfigurationError, InputError
-from rspec_planner.serialized import TYPES
+from rspec_planner.planner.serialized import TYPES
 
 #: storage name -> (plugin, file suffix)
 STORAGES = {'mcap': (StoragePlugin.MCAP, '.mcap'), 'sqlite3': (StoragePlugin.SQLITE3, '.db3')}
