@@ -23,7 +23,7 @@ import numpy as np
 import pytest
 
 from rspec_planner.errors import ConfigurationError
-from rspec_planner.model.config import CameraConfig, tiny
+from rspec_planner.model.config import CameraConfig, PromptConfig, tiny
 from rspec_planner.planner.buffers import ObservationBuffer, SelectionLimits, Skip, SKIP_REASONS
 from rspec_planner.planner.history import yaw_of
 from rspec_planner.planner.observation import Observation
@@ -79,6 +79,18 @@ def refused(buffer, reason, *words, **kwargs):
     for word in words:
         assert word in result.detail, result.detail
     return result
+
+
+def test_a_model_without_routes_plans_on_without_the_text():
+    profile = replace(PROFILE, prompt=PromptConfig('chat', navigation=False))
+    buffer = ObservationBuffer(profile)
+    add_images(buffer)
+    add_poses(buffer)
+    buffer.set_navigation_text(' ')
+    assert not buffer.dropped
+    buffer.set_navigation_text('Turn left')
+    assert buffer.dropped == {'navigation_text_refused': 1}
+    assert buffer.select(T0).navigation_text == ''
 
 
 def test_complete_observation(buffer):

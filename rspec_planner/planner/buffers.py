@@ -42,6 +42,7 @@ from rspec_planner.planner.history import (
     resample_poses,
     to_local,
 )
+from rspec_planner.planner.navigation_text import REFUSED
 from rspec_planner.planner.observation import Observation
 from rspec_planner.planner.timeline import SECOND_NS, Timeline
 
@@ -125,7 +126,7 @@ class ObservationBuffer:
         self._bad_poses = Timeline[str](self._limits.odometry_window_s)
         self._bad_stamps: dict[str, int] = {}
         self._refused_cameras: dict[str, Skip] = {}
-        self._navigation_text = ''
+        self._routed, self._navigation_text = profile.prompt.navigation, ''
         self._cleared = ''
 
     def add_image(self, camera: str, stamp_ns: int, image: ImageSource, *, size: int = 0,
@@ -177,9 +178,16 @@ class ObservationBuffer:
                 self._store(self._poses, stamp_ns, _Pose(values, frame_id))
 
     def set_navigation_text(self, text: str) -> None:
-        """Set the text that later observations carry; '' for none."""
+        """
+        Set the text that later observations carry; '' for none.
+
+        A model that was trained without any (Alpamayo R1) plans on without it; it is counted.
+        """
         with self._lock:
-            self._navigation_text = text.strip()
+            if text.strip() and not self._routed:
+                self.dropped[REFUSED] += 1
+            else:
+                self._navigation_text = text.strip()
 
     def refuse_camera(self, camera: str, skip: Skip | None) -> None:
         """Skip every t0 for a reason that lies in a camera itself; None accepts it again."""
