@@ -30,6 +30,7 @@ from typing import Any
 import torch
 
 from rspec_planner.doctor import Check
+from rspec_planner.doctor_autovla import examine_autovla, is_autovla
 from rspec_planner.errors import ConfigurationError, EngineError, RspecError
 from rspec_planner.evaluate.bench import hardware
 from rspec_planner.evaluate.roofline import (
@@ -93,6 +94,8 @@ def _device(name: str) -> torch.device:
 
 def _released(folder: Path, device: torch.device) -> dict[str, Any]:
     """Examine a folder of the released layout."""
+    if is_autovla(folder):
+        return _verdict(*examine_autovla(folder))
     report = examine_folder(folder)
     checks = [_config(report), _files(report), _weights(report)]
     if report.ignored:

@@ -45,7 +45,7 @@ ALLOWED = {
 #: files beside the rooms that stand on top; every other one belongs to the node
 TOP = {'cli', 'cli_checkpoint', 'cli_engine', 'cli_evaluate', 'cli_profiles',
        'cli_report', 'cli_research',
-       'doctor', 'doctor_checkpoint', 'offline', 'offline_bag',
+       'doctor', 'doctor_autovla', 'doctor_checkpoint', 'offline', 'offline_bag',
        'offline_observations'}
 ROS = re.compile(r'rclpy|rcl_interfaces|\w+_msgs|builtin_interfaces|tf2_ros|ament_index_python')
 

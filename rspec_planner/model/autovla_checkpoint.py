@@ -129,17 +129,10 @@ def load_autovla(folder: str | Path, tokens: AutoVlaTokens, device: torch.device
     cfg = read_autovla_config(place, tokens)
     with torch.device('meta'):
         target = AutoVla(cfg)
-    problems: list[str] = []
-    stored, shards, mapped = read_headers(place, problems)
+    shards, problems = weight_problems(place, target)
     if problems:
-        raise EngineError(_first(problems))
-    problems = index_problems(place, mapped, stored)
-    table = {our_name(theirs): theirs for theirs in stored}
-    wanted = {name: tuple(weight.shape) for name, weight in target.state_dict().items()}
-    problems += [f'{place}: {problem}'
-                 for problem in _misfits(stored, table, wanted, cfg.text.tied_head)]
-    if problems:
-        raise EngineError(_first(problems))
+        raise EngineError(problems[0] + (
+            f' (and {len(problems) - 1} more)' if len(problems) > 1 else ''))
     weights: dict[str, Tensor] = {}
     for name in tqdm(shards, desc=f'loading {place.name}', disable=None, leave=False):
         with safe_open(place / name, framework='pt') as shard:
@@ -153,9 +146,17 @@ def load_autovla(folder: str | Path, tokens: AutoVlaTokens, device: torch.device
     return target.eval().requires_grad_(False).pack()
 
 
-def _first(problems: list[str]) -> str:
-    """Return the first problem and how many follow."""
-    return problems[0] + (f' (and {len(problems) - 1} more)' if len(problems) > 1 else '')
+def weight_problems(folder: Path, target: AutoVla) -> tuple[list[str], list[str]]:
+    """Return the shards of a folder, and why they cannot fill a target, from headers alone."""
+    problems: list[str] = []
+    stored, shards, mapped = read_headers(folder, problems)
+    if problems:
+        return shards, problems
+    problems = index_problems(folder, mapped, stored)
+    table = {our_name(theirs): theirs for theirs in stored}
+    wanted = {name: tuple(weight.shape) for name, weight in target.state_dict().items()}
+    return shards, problems + [f'{folder}: {problem}' for problem in _misfits(
+        stored, table, wanted, target.cfg.text.tied_head)]
 
 
 def _misfits(stored: Mapping[str, Stored], table: Mapping[str, str],

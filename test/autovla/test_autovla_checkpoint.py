@@ -17,10 +17,12 @@ import json
 import shutil
 
 from autovla_reference import reference_inputs, reference_model, small_autovla
+from click.testing import CliRunner
 import pytest
 from safetensors.torch import load_file, save_file
 import torch
 
+from rspec_planner.cli import cli
 from rspec_planner.errors import ConfigurationError, EngineError
 from rspec_planner.model.autovla_checkpoint import load_autovla, our_name, read_autovla_config
 from rspec_planner.model.autovla_config import AutoVlaTokens
@@ -153,3 +155,32 @@ def test_missing_and_foreign_parts_are_named(folder, written):
     (folder / CODEBOOK_FILE).unlink()
     with pytest.raises(ConfigurationError, match='no codebook'):
         AutoVlaFolder.load(folder)
+
+
+def doctor(folder):
+    """What rspec doctor --checkpoint finds: exit code, and each check."""
+    result = CliRunner().invoke(cli, ['doctor', '--checkpoint', str(folder), '--device', 'cpu',
+                                      '--json'])
+    report = json.loads(result.output.splitlines()[-1])
+    return result.exit_code, {check['name']: check for check in report['checks']}, report
+
+
+def test_the_doctor_passes_a_whole_folder(folder):
+    code, checks, report = doctor(folder)
+    assert code == 0 and report['ok'] and report['problems'] == []
+    assert report['profile'] == 'autovla' and '10 actions' in checks['codebook']['detail']
+    assert set(checks) == {'codebook', 'wording', 'tokenizer', 'config', 'weights', 'use'}
+
+
+@pytest.mark.parametrize(('damage', 'check'), [
+    (lambda f: (f / CODEBOOK_FILE).unlink(), 'codebook'),
+    (lambda f: (f / 'wording.json').unlink(), 'wording'),
+    (lambda f: (f / 'tokenizer.json').unlink(), 'tokenizer'),
+    (lambda f: edit(f, quantization_config={}), 'config'),
+    (lambda f: rewrite(f, lambda t: t.pop('model.norm.weight')), 'weights'),
+    (lambda f: (f / SHARD).write_bytes(b'\x80\x04pickle'), 'weights')])
+def test_the_doctor_names_what_is_wrong(folder, damage, check):
+    damage(folder)
+    code, checks, report = doctor(folder)
+    assert code == 1 and not checks[check]['ok'] and checks[check]['fix']
+    assert len(report['problems']) >= 1
