@@ -17,7 +17,7 @@ STAMPS := $(VENV)/.stamps
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv demo test lint unit clean distclean
+.PHONY: help venv demo test lint unit audit clean distclean
 
 help: ## show this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | \
@@ -39,6 +39,12 @@ lint: $(STAMPS)/dev ## ruff and mypy
 unit: $(STAMPS)/dev ## the tests alone
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m 'not ros' $(ARGS)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m ros $(ARGS)
+
+audit: ## ask PyPI's advisories about every pinned dependency
+	@test -x .venv-audit/bin/pip-audit || { $(PYTHON) -m venv .venv-audit && \
+	  .venv-audit/bin/pip -qq install -r requirements-audit.txt; }
+	.venv-audit/bin/pip-audit --strict --no-deps --disable-pip $(foreach file,requirements.txt \
+	  requirements-ros.txt requirements-engine.txt requirements-dev.txt,-r $(file))
 
 clean: ## remove caches, build folders and demo output; keep the environment
 	rm -rf build install log out .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info

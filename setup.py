@@ -52,7 +52,7 @@ setup(
     ],
     python_requires='>=3.11',
     install_requires=['setuptools'],
-    extras_require={'test': ['pytest']},
+    extras_require={'test': ['pytest'], 'fleet': ['ray==2.60.0']},
     zip_safe=False,
     maintainer='rspec_planner authors',
     maintainer_email='dev@rspec-planner.invalid',

@@ -35,7 +35,7 @@ from rspec_planner.cli_checkpoint import bench_checkpoint
 from rspec_planner.cli_engine import engine
 from rspec_planner.cli_evaluate import evaluate
 from rspec_planner.cli_profiles import profiles
-from rspec_planner.cli_report import CONTEXT, progress, reports
+from rspec_planner.cli_report import CONTEXT, progress, reports, share
 from rspec_planner.cli_research import bench, train
 from rspec_planner.cli_trust import add_to
 from rspec_planner.errors import ConfigurationError, RspecError
@@ -194,7 +194,8 @@ def record_world(out: Path, scenario: Sequence[str], seconds: float, seed: int, 
 
 
 @cli.command()
-@click.argument('bag', type=click.Path(path_type=Path))
+@click.argument('bags', nargs=-1, required=True, metavar='BAG...',
+                type=click.Path(path_type=Path))
 @click.option('--out', type=click.Path(path_type=Path), help='Also write the plans as a bag.')
 @click.option('--records', type=click.Path(path_type=Path),
               help='JSONL with one plan per line. Default: beside the bag.')
@@ -208,16 +209,22 @@ def record_world(out: Path, scenario: Sequence[str], seconds: float, seed: int, 
 @click.option('--draft', default='', help='Overrides speculation.draft of --params: an embedded '
               "name, a folder, or 'none' for one token per target forward.")
 @click.option('--overwrite', is_flag=True, help='Replace an existing --out bag.')
+@click.option('--workers', type=click.IntRange(0), default=0, show_default=True,
+              help='Processors for many bags, through Ray; 0 plans one after the other here.')
+@click.option('--folder', type=click.Path(path_type=Path),
+              help='Many bags: receives records and reports; what is there is not done again.')
 @reports()
-def plan(bag: Path, out: Path | None, records: Path | None, topics: Path | None,
-         params: Path | None, checkpoint: str, device: str, seed: int | None, draft: str,
-         overwrite: bool) -> Mapping[str, Any]:
-    """Plan BAG offline, without DDS; the same bag and seed give the same records."""
+def plan(bags: Sequence[Path], workers: int, folder: Path | None, **given: Any
+         ) -> Mapping[str, Any]:
+    """Plan each BAG offline, without DDS; the same bag and seed give the same records."""
     from rspec_planner.offline import OfflineOptions, plan_bag
-    options = OfflineOptions(out=out, records=records, topics=topics, params=params,
-                             checkpoint=checkpoint, device=device, seed=seed, draft=draft,
-                             overwrite=overwrite)
-    return plan_bag(bag, options, progress=functools.partial(progress, label='planning'))
+    options = OfflineOptions(**given)
+    if len(bags) > 1 or workers or folder is not None:
+        from rspec_planner.fleet import plan_fleet
+        with share('bags') as show:
+            return plan_fleet(bags, options, folder or Path('plans'), workers=workers,
+                              progress=show)
+    return plan_bag(bags[0], options, progress=functools.partial(progress, label='planning'))
 
 
 @cli.command()
