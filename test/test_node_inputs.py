@@ -35,6 +35,7 @@ from rspec_planner.planner.camera_roles import ROLES
 from rspec_planner.planner.images import decode_message, ENCODINGS
 from rspec_planner.ros_conversions import (
     camera_info_message,
+    image_message,
     make_header,
     ns_to_stamp,
     odometry_message,
@@ -211,6 +212,24 @@ def test_cameras_of_30_and_10_hz_are_planned_together():
             before = stamps[stamps <= observation.t0_ns + 50 * MS]
             nearest = [np.abs(before - w).min() for w in wanted]
             assert np.abs(chosen - wanted).tolist() == nearest, name
+
+
+def test_frames_beyond_the_budget_are_counted_and_named():
+    with running('sync.image_buffer_mib:=1.0') as rig:
+        t0 = now()
+        rig.drive(t0, cameras=())
+        large = np.full((512, 1024, 3), 90, np.uint8)  # 1.5 MiB
+        for step in (3, 2, 1, 0):
+            for name in ANCHOR_LAST:
+                rig.publisher(Image, f'/sensing/camera/{name}/image_raw').publish(
+                    image_message(large, t0 - step * 100 * MS, name))
+            for stream in range(4):
+                heard(rig, f'image{stream}', 4 - step)
+        status = rig.status('inputs', lambda s: values_of(s)['skip_reason'] == 'image_buffer_full',
+                            'the skip')
+        assert 'see sync.image_buffer_mib' in status.message
+        assert int(values_of(status)['messages_image_buffer_full']) >= 1
+        assert rig.received['path'] == []
 
 
 def calibrate(rig, name, fov_deg, frame_id='', width=1920, height=960):
