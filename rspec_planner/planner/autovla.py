@@ -27,6 +27,7 @@ from torch import Tensor
 
 from rspec_planner.decode.loop import decode
 from rspec_planner.decode.reuse import place_guess, start_from_guess
+from rspec_planner.decode.sampling import Sampler
 from rspec_planner.decode.state import DecodeState, DecodeStats
 from rspec_planner.engine.draft_executor import draft_executor
 from rspec_planner.engine.executor import Executor
@@ -84,8 +85,12 @@ class Speaker:
                                      cfg.vision.spatial_merge_size)
             features.copy_(self.target.vision(patches, cfg.patch_grid))
 
-    def read(self, prompt: Prompt) -> None:
-        """Prefill a prompt over the frames seen last, and take the first token."""
+    def read(self, prompt: Prompt, sampler: Sampler | None = None) -> None:
+        """
+        Prefill a prompt over the frames seen last, and take the first token.
+
+        sampler: draws it from the target instead of taking the best one; give `say` the same.
+        """
         inputs, rows = self.prefill.inputs, len(self.prefill.inputs['ids'])
         if prompt.length > rows:
             raise InputError(f'a prompt of {prompt.length} tokens, room for {rows}: shorten the '
@@ -98,9 +103,10 @@ class Speaker:
             if executor is not None:
                 executor.inputs['rope_delta'].fill_(prompt.rope_delta)
         start_from_guess(self.prefill, self.state, torch.from_numpy(prompt.token_ids), (),
-                         self.stop_ids, self.budget)
+                         self.stop_ids, self.budget, sampler)
 
-    def say(self) -> tuple[tuple[int, ...], DecodeStats]:
+    def say(self, sampler: Sampler | None = None) -> tuple[tuple[int, ...], DecodeStats]:
         """Decode behind the prompt read last; return the tokens said and how."""
-        stats = decode(self.verify, self.state, self.stop_ids, self.budget, self.draft)
+        stats = decode(self.verify, self.state, self.stop_ids, self.budget, self.draft,
+                       sampler=sampler)
         return self.state.generated, stats

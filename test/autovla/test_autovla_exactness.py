@@ -36,6 +36,7 @@ import numpy as np
 import pytest
 import torch
 
+from rspec_planner.decode.sampling import Sampler, SamplingRule
 from rspec_planner.engine.draft_executor import draft_executor
 from rspec_planner.engine.torch_executor import TorchExecutor
 from rspec_planner.errors import ConfigurationError, InputError
@@ -220,6 +221,26 @@ def test_greedy_text_equals_transformers_generate(cases):
         inputs = reference_inputs(target, prompt.token_ids.tolist(), patches)
         out = reference_model(target).generate(**inputs, do_sample=False, max_new_tokens=BUDGET)
         assert tuple(out[0, prompt.length:].tolist()) == text, seed
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize('temperature', [0.2, 1.0])
+def test_sampled_answers_do_not_depend_on_the_draft(cases, temperature):
+    """The public code samples at 0.2; by the match rule a draft changes no token of a sample."""
+    target, found = cases
+    other = 0
+    for seed, prompt, text in found[::5]:
+        steer(target, seed)
+        sampler, texts = Sampler(SamplingRule(temperature, 1.0), seed), []
+        for draft in (None, small_draft(target, 'dflash', 'flat', seed),
+                      small_draft(target, 'eagle3', 'mirror', seed)):
+            speaker = Speaker(target, prompt_rows=ROWS, draft=draft, budget=BUDGET)
+            speaker.see(random_frames(target.cfg, seed))
+            speaker.read(prompt, sampler)
+            texts.append(speaker.say(sampler)[0])
+        assert texts[0] == texts[1] == texts[2], seed
+        other += texts[0] != text
+    assert other > 5  # it is not the greedy answer again
 
 
 # ------------------------------------------------------------------------ rotary of the drafts
