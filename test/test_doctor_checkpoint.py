@@ -20,6 +20,8 @@ import shutil
 import sys
 
 from click.testing import CliRunner
+from hypothesis import given, HealthCheck, settings
+from hypothesis import strategies as st
 import pytest
 from qwen_folder import write_tokenizer_folder
 import torch
@@ -31,7 +33,7 @@ from rspec_planner.errors import ConfigurationError, EngineError
 from rspec_planner.evaluate import roofline
 from rspec_planner.evaluate.synthetic_checkpoint import write_checkpoint
 from rspec_planner.model.checkpoint import load_target
-from rspec_planner.model.upstream_folder import INDEX_NAME
+from rspec_planner.model.upstream_folder import examine_folder, INDEX_NAME
 
 OPENED = []
 
@@ -343,3 +345,33 @@ def test_the_command_line(folder, capsys):
     assert main(arguments) == 1
     report = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert not report['ok'] and 'model_type is missing' in report['problems'][0]
+
+PARTS = ('config.json', INDEX_NAME, 'model-00002-of-00003.safetensors')
+
+
+@settings(max_examples=60, deadline=None,
+          suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(name=st.sampled_from(PARTS), edits=st.lists(st.tuples(
+    st.integers(0, 3000), st.sampled_from((b'', b'\0', b'9', b'"', b'[', b'}', b'null', b'-1',
+                                           b'1e999', b'\xff\xfe'))), min_size=1, max_size=3))
+def test_any_damage_is_a_verdict_and_never_a_crash(folder, name, edits):
+    """Replace bytes near the beginning, where JSON and headers lie, and look at it again."""
+    path = folder / name
+    whole = path.read_bytes()
+    try:
+        data = bytearray(whole)
+        for place, new in edits:
+            at = place % max(len(data) - 8, 1)
+            data[at:at + max(len(new), 1)] = new
+        path.write_bytes(bytes(data))
+        report = examine_folder(folder)
+        assert all('\n' not in line for line in report.problems)
+        try:
+            load_target(folder)
+            loaded = True
+        except EngineError as error:
+            assert '\n' not in str(error)
+            loaded = False
+        assert loaded == (not report.problems)
+    finally:
+        path.write_bytes(whole)
