@@ -119,6 +119,7 @@ def draft_options(out: str) -> Callable[[Callable[..., Any]], Callable[..., Any]
 
 
 @train.command('dflash', cls=DraftCommand)
+@click.option('--init-from', default='', help='Folder of a draft to go on from.')
 @draft_options('runs/dflash')
 @reports()
 def train_dflash(config: Path | None, out: Path, **options: Any) -> Mapping[str, Any]:
@@ -128,6 +129,7 @@ def train_dflash(config: Path | None, out: Path, **options: Any) -> Mapping[str,
 
 
 @train.command('eagle3', cls=DraftCommand)
+@click.option('--init-from', default='', help='Folder of a draft to go on from.')
 @draft_options('runs/eagle3')
 @reports()
 def train_eagle3(config: Path | None, out: Path, **options: Any) -> Mapping[str, Any]:

@@ -69,6 +69,19 @@ def new_draft(settings: DraftSettings, target: Target, cache: TargetCache,
     return draft.bind(target.text, target.cfg.tokens), coverage
 
 
+def begun_draft(kind: str, folder: str | Path, target: Target, digest: str) -> Draft | None:
+    """Return the draft in a folder, to be trained on, None for ''; an error if it is another."""
+    from rspec_planner.model.draft_checkpoint import check_target, load_draft
+    if not folder:
+        return None
+    check_target(folder, digest)
+    draft: Draft = load_draft(folder, target)
+    if draft.cfg.kind != kind:
+        raise ConfigurationError(f'{folder} is a draft of kind {draft.cfg.kind}: use rspec train '
+                                 f'{draft.cfg.kind}')
+    return draft.requires_grad_(True)
+
+
 def clip_specs(settings: DraftSettings, rank: int = 0, world: int = 1) -> list[Any]:
     """Return this process's training clips, the validation clips and, at rank 0, the tests."""
     from rspec_planner.world.splits import extra_spec, split_specs
@@ -91,14 +104,15 @@ def split_reports(trainer: DraftTrainer, per_clip: bool = False) -> dict[str, di
 
 
 def train_draft(kind: str, config_path: str | Path | None, out_dir: str | Path, *,
-                target: str | Path = 'tiny', profile: str = '', cache: str | Path | None = None,
-                save_cache: str | Path | None = None, resume: bool = False,
-                smoke: bool = False, revision: str = '', **overrides: Any) -> dict[str, Any]:
+                target: str | Path = 'tiny', profile: str = '', init_from: str | Path = '',
+                cache: str | Path | None = None, save_cache: str | Path | None = None,
+                resume: bool = False, smoke: bool = False, revision: str = '', **overrides: Any) -> dict[str, Any]:
     """
     Train one draft of a target and leave OUT/checkpoint.
 
     kind: 'dflash' or 'eagle3'. target: folder or embedded name; profile: random weights of its
-    shapes instead, for memory and speed. cache: folder of a saved `TargetCache` to read instead
+    shapes instead, for memory and speed. init_from: a draft to go on from, whose network then
+    counts and not that of the settings. cache: folder of a saved `TargetCache` to read instead
     of rendering; save_cache: folder to write it to. resume: continue OUT/state.pt. Returns name,
     L per split, steps, seconds, memory and the checkpoint.
     """
@@ -112,15 +126,15 @@ def train_draft(kind: str, config_path: str | Path | None, out_dir: str | Path, 
     started = time.monotonic()
     ranks = join_ranks()
     try:
-        return _train(settings, Path(out_dir), '' if profile else target, profile, cache,
-                      save_cache, resume, revision, ranks, started)
+        return _train(settings, Path(out_dir), '' if profile else target, profile, init_from,
+                      cache, save_cache, resume, revision, ranks, started)
     finally:
         leave_ranks()
 
 
 def _train(settings: DraftSettings, out: Path, target_folder: str | Path, profile: str,
-           cache_folder: str | Path | None, save_to: str | Path | None, resume: bool,
-           revision: str, ranks: Any, started: float) -> dict[str, Any]:
+           init_from: str | Path, cache_folder: str | Path | None, save_to: str | Path | None,
+           resume: bool, revision: str, ranks: Any, started: float) -> dict[str, Any]:
     from rspec_planner.model.draft_checkpoint import save_draft
     from rspec_planner.train.cache_parts import load_cache
     from rspec_planner.train.draft_loop import on_stream
@@ -143,8 +157,9 @@ def _train(settings: DraftSettings, out: Path, target_folder: str | Path, profil
         cache.save(save_to)
     cached_s = time.monotonic() - started
     with on_stream(ranks.device):
+        started_from = begun_draft(settings.kind, init_from, target, digest)
         result, manifest, draft = _fit(settings, out, target, cache, cache_folder is None, resume,
-                                       ranks)
+                                       ranks, started_from)
     result.update({'cache_s': round(cached_s, 1), 'synthetic': opened.synthetic,
                    'seconds': round(time.monotonic() - started, 1)})
     if ranks.leads:
@@ -155,7 +170,8 @@ def _train(settings: DraftSettings, out: Path, target_folder: str | Path, profil
 
 
 def _fit(settings: DraftSettings, out: Path, target: Target, cache: TargetCache, sharded: bool,
-         resume: bool, ranks: Any) -> tuple[dict[str, Any], dict[str, Any], Draft]:
+         resume: bool, ranks: Any,
+         begun: Draft | None) -> tuple[dict[str, Any], dict[str, Any], Draft]:
     """Return the summary, more entries for the manifest, and the trained draft."""
     import torch
 
@@ -163,7 +179,8 @@ def _fit(settings: DraftSettings, out: Path, target: Target, cache: TargetCache,
     from rspec_planner.train.random_target import memory_table
     torch.manual_seed(settings.seed)
     rows = cache.rows('train', 'extra')
-    draft, coverage = new_draft(settings, target, cache, rows)
+    draft, coverage = new_draft(settings, target, cache, rows) if begun is None \
+        else (begun, 1.0)
     trainer = DraftTrainer(draft, target, cache, settings, out, train_rows=rows, sharded=sharded)
     trainer.prepare(resume)
     try:
@@ -231,6 +248,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument('--out', type=Path, required=True, help='receives checkpoint/ and logs')
     parser.add_argument('--target', default='tiny', help='checkpoint folder or embedded name')
     parser.add_argument('--profile', default='', help='random weights of these shapes instead')
+    parser.add_argument('--init-from', default='', help='folder of a draft to go on from')
     parser.add_argument('--cache', type=Path, help='read this saved cache instead of rendering')
     parser.add_argument('--save-cache', type=Path, help='write the cache to this folder')
     parser.add_argument('--resume', action='store_true', help='continue OUT/state.pt')

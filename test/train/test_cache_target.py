@@ -157,6 +157,23 @@ def test_drafts_and_post_training_run_from_the_cache(noise, kind, tmp_path, monk
     assert 'memory_gib' in after
 
 
+@pytest.mark.parametrize('kind', ['dflash', 'eagle3'])
+def test_training_goes_on_from_a_draft(noise, kind, tmp_path):
+    """A run without steps to speak of leaves the weights of the draft that it began with."""
+    options = {'profile': 'toy', 'cache': noise['cache'], 'batch_clips': 4, 'keep_state': False}
+    first = train_draft(kind, None, tmp_path / 'first', block=4, epochs=4.0, **options)
+    second = train_draft(kind, None, tmp_path / 'second', init_from=first['checkpoint'],
+                         epochs=1.0, learning_rate=1e-9, **options)
+    target = open_any_target('', 'toy', CPU, whole=False).target
+    one, two = (load_draft(r['checkpoint'], target) for r in (first, second))
+    assert two.cfg == one.cfg and two.cfg.block == 4  # the settings say 16
+    for name, weight in one.state_dict().items():
+        torch.testing.assert_close(two.state_dict()[name], weight, rtol=1e-3, atol=1e-4)
+    other = {'dflash': 'eagle3', 'eagle3': 'dflash'}[kind]
+    with pytest.raises(ConfigurationError, match=f'is a draft of kind {kind}'):
+        train_draft(other, None, tmp_path / 'third', init_from=first['checkpoint'], **options)
+
+
 def test_a_draft_alone_needs_only_the_tables(toy):
     target = open_any_target('', 'toy', CPU, whole=False).target
     held = sum(weight.numel() for weight in target.parameters() if not weight.is_meta)
