@@ -106,7 +106,8 @@ def split_reports(trainer: DraftTrainer, per_clip: bool = False) -> dict[str, di
 def train_draft(kind: str, config_path: str | Path | None, out_dir: str | Path, *,
                 target: str | Path = 'tiny', profile: str = '', init_from: str | Path = '',
                 cache: str | Path | None = None, save_cache: str | Path | None = None,
-                resume: bool = False, smoke: bool = False, revision: str = '', **overrides: Any) -> dict[str, Any]:
+                resume: bool = False, smoke: bool = False, revision: str = '',
+                **overrides: Any) -> dict[str, Any]:
     """
     Train one draft of a target and leave OUT/checkpoint.
 
