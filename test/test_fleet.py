@@ -14,6 +14,8 @@
 """Ten bags, one corrupt: nine results, one named failure, resumed; here and through Ray."""
 
 import json
+import os
+from pathlib import Path
 import shutil
 
 import pytest
@@ -104,8 +106,11 @@ def test_bags_of_one_name_do_not_overwrite_each_other(tmp_path):
         fleet_jobs([tmp_path / 'x.mcap'], tmp_path, OfflineOptions(records=tmp_path / 'r'))
 
 
-def test_ray_gives_what_serial_gives(bags, serial, tmp_path):
+def test_ray_gives_what_serial_gives(bags, serial, tmp_path, monkeypatch):
     pytest.importorskip('ray', reason='ray is not installed (requirements-fleet.txt)')
+    # workers import this folder's EchoPlanner
+    here = str(Path(__file__).parent)
+    monkeypatch.setenv('PYTHONPATH', os.pathsep.join([here, os.environ.get('PYTHONPATH', '')]))
     report = plan_fleet(bags, OfflineOptions(), tmp_path, workers=2, make_planner=EchoPlanner)
     assert (report['planned'], list(report['failed'])) == (9, [str(bags[CORRUPT])])
     for n in set(range(10)) - {CORRUPT}:
