@@ -32,6 +32,8 @@ import torch
 from transformers import DynamicCache, Qwen2VLImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
+from rspec_planner.engine.cuda_rows import LayerWeights
+from rspec_planner.engine.stage_layers import project
 from rspec_planner.errors import ConfigurationError
 from rspec_planner.model.autovla import AutoVla
 from rspec_planner.model.autovla_config import autovla, AutoVlaConfig, VideoConfig
@@ -248,6 +250,14 @@ def test_full_shapes_are_those_of_the_released_backbone():
     # Qwen2.5-VL-3B-Instruct: 3,754,622,976 weights, 151,936 rows of them in the tied table
     assert target.num_parameters() == 3_754_622_976 + 2048 * (rows - 151_936)
     assert sum(weight.numel() for weight in model.parameters()) == target.num_parameters()
+
+
+def test_kernels_and_exports_refuse_a_decoder_without_query_norms():
+    layer = small_autovla().pack().text.layers[0]
+    with pytest.raises(ConfigurationError, match='run it with the PyTorch executors'):
+        LayerWeights.of(layer)
+    with pytest.raises(ConfigurationError, match='no QK-norm'):
+        project(layer.self_attn, torch.zeros(1, 1, 96), None)
 
 
 def test_the_videos_have_the_size_that_the_published_pixels_give():
