@@ -102,8 +102,10 @@ def version() -> Mapping[str, Any]:
 @cli.command()
 @click.option('--checkpoint', default='', help='Examine this folder instead of the machine.')
 @click.option('--device', default='', help='Where it shall run. Default: a GPU if there is one.')
+@click.option('--hashes', is_flag=True, help='Also compare the shards with the sums of the '
+              'download; this reads all of them.')
 @reports(_examination)
-def doctor(checkpoint: str, device: str) -> Mapping[str, Any]:
+def doctor(checkpoint: str, device: str, hashes: bool) -> Mapping[str, Any]:
     """
     Check what is installed, name what is missing and say what to do.
 
@@ -111,7 +113,7 @@ def doctor(checkpoint: str, device: str) -> Mapping[str, Any]:
     """
     if checkpoint:
         from rspec_planner.doctor_checkpoint import examine_checkpoint
-        return examine_checkpoint(checkpoint, device)
+        return examine_checkpoint(checkpoint, device, hashes)
     from rspec_planner.doctor import examine
     return examine()
 

@@ -48,6 +48,7 @@ from rspec_planner.model.config import ProfileConfig
 from rspec_planner.model.target import Target
 from rspec_planner.model.upstream_checkpoint import free_bytes
 from rspec_planner.model.upstream_folder import examine_folder, FolderReport, is_upstream
+from rspec_planner.model.upstream_hashes import differing, recorded_sums, SUMS_NAME
 from rspec_planner.planner.checkpoints import (
     chosen_draft,
     open_tokenizer,
@@ -64,12 +65,14 @@ WITH_DRAFT = 4.6
 GB = 1e9
 
 
-def examine_checkpoint(checkpoint: str, device: str = '') -> dict[str, Any]:
+def examine_checkpoint(checkpoint: str, device: str = '', hashes: bool = False
+                       ) -> dict[str, Any]:
     """
     Return {'ok', 'checks', 'problems', ...} of a folder or an embedded name.
 
-    device: '' takes a GPU where there is one. Raises ConfigurationError for an unknown device
-    and EngineError for a folder that does not exist; everything else is a finding.
+    device: '' takes a GPU where there is one. hashes: also read all shards of a released folder
+    and compare them with the sums of the download. Raises ConfigurationError for an unknown
+    device and EngineError for a folder that does not exist; everything else is a finding.
     """
     place = _device(device)
     folder = EMBEDDED / checkpoint if checkpoint in EMBEDDED_NAMES else Path(checkpoint)
@@ -77,7 +80,7 @@ def examine_checkpoint(checkpoint: str, device: str = '') -> dict[str, Any]:
         raise EngineError(f'checkpoint folder {folder} does not exist: give the folder that '
                           'holds config.json and the weights')
     if is_upstream(folder):
-        return _released(folder, place)
+        return _released(folder, place, hashes)
     return _ours(folder, place)
 
 
@@ -92,12 +95,14 @@ def _device(name: str) -> torch.device:
     return device
 
 
-def _released(folder: Path, device: torch.device) -> dict[str, Any]:
+def _released(folder: Path, device: torch.device, hashes: bool) -> dict[str, Any]:
     """Examine a folder of the released layout."""
     if is_autovla(folder):
         return _verdict(*examine_autovla(folder))
     report = examine_folder(folder)
     checks = [_config(report), _files(report), _weights(report)]
+    if hashes:
+        checks.append(_hashes(report))
     if report.ignored:
         checks.append(Check('ignored', True, f'never opened: {", ".join(report.ignored)}'))
     found: dict[str, Any] = {'kind': 'released', 'model_type': None, 'profile': None}
@@ -176,6 +181,20 @@ def _weights(report: FolderReport) -> Check:
     surplus = len(report.tensors) - len(report.table)
     return Check('weights', True, f'all {len(report.table)} tensors, {", ".join(kinds)}'
                  + (f', {surplus} buffers' if surplus else ''))
+
+
+def _hashes(report: FolderReport) -> Check:
+    """Compare the shards with the sums that came with them."""
+    sums = recorded_sums(report.folder, report.shards)
+    lost = [name for name in report.shards if name not in sums]
+    if lost or not sums:
+        return Check('hashes', False, f'no sum is recorded for {lost[0] if lost else "any shard"}',
+                     f'write the sums of the hub into {SUMS_NAME}, as sha256sum does, or '
+                     'download with: hf download --local-dir')
+    wrong = differing(report.folder, sums)
+    if wrong:
+        return Check('hashes', False, _listed(wrong), 'download these files again')
+    return Check('hashes', True, f'{len(sums)} shards have the sha256 of the download')
 
 
 def _prompt(report: FolderReport) -> Check:

@@ -13,6 +13,7 @@
 # limitations under the License.
 """Fifteen and more folders, one fault each; the right verdict, nothing executed, no crash."""
 
+import hashlib
 import json
 import os
 import pickle
@@ -302,6 +303,40 @@ def test_every_problem_is_a_line_of_its_own(folder):
     assert sum('not part of the model' in line for line in report['problems']) == 2
     with pytest.raises(EngineError, match=r'and \d more; rspec doctor --checkpoint'):
         load_target(folder)
+
+
+def record(folder, how):
+    """Write down the sums of the shards as one of the three ways does."""
+    for path in sorted(folder.glob('*.safetensors')):
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        if how == 'sums':
+            with (folder / 'SHA256SUMS').open('a') as file:
+                file.write(f'{digest} *{path.name}\n')
+        elif how == 'hub':
+            metadata = folder / '.cache/huggingface/download' / f'{path.name}.metadata'
+            metadata.parent.mkdir(parents=True, exist_ok=True)
+            metadata.write_text(f'{"a" * 40}\n{digest}\n1796000000.5\n')
+        else:
+            blob = folder.parent / 'blobs' / digest
+            blob.parent.mkdir(exist_ok=True)
+            path.rename(blob)
+            path.symlink_to(blob)
+
+
+@pytest.mark.parametrize('how', ['sums', 'hub', 'cache'])
+def test_the_sums_of_the_download_are_compared(folder, how):
+    def asked():
+        return check(examine_checkpoint(str(folder), 'cpu', hashes=True), 'hashes')
+
+    assert not asked()['ok'] and 'no sum is recorded' in asked()['detail']
+    record(folder, how)
+    assert asked()['ok'] and '3 shards' in asked()['detail']
+    path = folder / 'model-00002-of-00003.safetensors'
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1  # inside the weights, where no header looks
+    path.write_bytes(bytes(data))
+    assert not asked()['ok'] and path.name in asked()['detail']
+    assert verdict(folder)['ok']  # headers alone cannot see it
 
 
 def test_memory_that_does_not_fit(folder, monkeypatch):
