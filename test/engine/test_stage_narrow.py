@@ -109,8 +109,8 @@ def small(request, tmp_path_factory):
 def test_a_graph_computes_what_pytorch_computes_with_rounded_weights(small):
     source, stages, folder = small
     errors = errors_of(source, stages, folder)
-    assert set(errors) == {stage.name for stage in stages.stages}
-    assert max(errors.values()) < 0.1, errors
+    for stage in stages.stages:
+        assert 0.0 < errors[stage.name] < 0.1, errors
     ports = {port.name: port for port in stages.stage('verify').inputs}
     name = 'text.layers.0.self_attn.q_proj.weight'
     assert ports[f'{name}.scale'].shape == ports[name].shape[:1]
