@@ -30,6 +30,7 @@ import time
 from typing import Any
 
 from nav_msgs.msg import Odometry
+import numpy as np
 from rclpy.event_handler import SubscriptionEventCallbacks, UnsupportedEventTypeError
 from rclpy.lifecycle import LifecycleNode
 from rclpy.qos import (
@@ -295,5 +296,10 @@ class InputSubscriptions:
     def _on_static_transforms(self, message: Any) -> None:
         for item in message.transforms:
             move, turn = item.transform.translation, item.transform.rotation
-            self._frames.add(item.header.frame_id, item.child_frame_id, transform_matrix(
-                (move.x, move.y, move.z), (turn.x, turn.y, turn.z, turn.w)))
+            with np.errstate(all='ignore'):  # no rotation: judged below
+                matrix = transform_matrix((move.x, move.y, move.z),
+                                          (turn.x, turn.y, turn.z, turn.w))
+            if np.isfinite(matrix).all():
+                self._frames.add(item.header.frame_id, item.child_frame_id, matrix)
+            else:
+                self._buffer.dropped['static_transform_not_finite'] += 1
