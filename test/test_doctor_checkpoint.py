@@ -19,6 +19,7 @@ import os
 import pickle
 import shutil
 import sys
+import time
 
 from click.testing import CliRunner
 from hypothesis import given, HealthCheck, settings
@@ -26,7 +27,13 @@ from hypothesis import strategies as st
 import pytest
 from qwen_folder import write_tokenizer_folder
 import torch
-from upstream_rig import edit_config, edit_shard, released_profile
+from upstream_rig import (
+    edit_config,
+    edit_shard,
+    hollow_folder,
+    released_profile,
+    written_config,
+)
 
 from rspec_planner.cli import cli, main
 from rspec_planner.doctor_checkpoint import examine_checkpoint
@@ -34,6 +41,7 @@ from rspec_planner.errors import ConfigurationError, EngineError
 from rspec_planner.evaluate import roofline
 from rspec_planner.evaluate.synthetic_checkpoint import write_checkpoint
 from rspec_planner.model.checkpoint import load_target
+from rspec_planner.model.config import alpamayo_r1
 from rspec_planner.model.upstream_folder import examine_folder, INDEX_NAME
 
 OPENED = []
@@ -355,6 +363,23 @@ def test_fp8_is_offered_where_it_helps(folder, monkeypatch):
     monkeypatch.setattr('rspec_planner.doctor_checkpoint._free',
                         lambda _: (need['fp8_total'], 'a toy'))
     assert 'model.precision: fp8' in check(verdict(folder), 'memory')['fix']
+
+
+def test_a_folder_of_the_released_size_is_examined_and_not_read(tmp_path, monkeypatch):
+    config = written_config(alpamayo_r1())
+    del config['vlm_config']  # as released: the backbone is named
+    folder = hollow_folder(tmp_path / 'full', alpamayo_r1(), config)
+    assert sum(p.stat().st_blocks for p in folder.iterdir()) * 512 < 10e6
+    monkeypatch.setattr('rspec_planner.doctor_checkpoint._free', lambda _: (2 ** 40, 'a toy'))
+    started = time.perf_counter()
+    report = verdict(folder)
+    assert time.perf_counter() - started < 60  # seconds, also on a busy machine
+    assert check(report, 'weights')['ok'] and not report['problems']
+    assert '22.157 GB' in check(report, 'files')['detail']
+    assert report['parameters'] == 11_078_526_194
+    monkeypatch.setattr('rspec_planner.model.upstream_checkpoint.free_bytes', lambda _: 20e9)
+    with pytest.raises(EngineError, match='44.3 GB of weights in float32, 20.0 GB are free'):
+        load_target(folder)
 
 
 def test_our_own_folders_are_examined_too():

@@ -39,6 +39,7 @@ from rspec_planner.model.config import (
     VisionConfig,
 )
 from rspec_planner.model.upstream_folder import INDEX_NAME
+from rspec_planner.model.upstream_keys import key_table
 
 #: a vocabulary in the released order: words, Qwen's own special tokens, bins, the others
 WORDS, FUTURE_BINS, HISTORY_BINS = 30, 30, 10
@@ -209,6 +210,27 @@ def save_folder(folder: Path, state: dict[str, Tensor], config: dict[str, Any],
         held = {name: state[name].contiguous() for name in names[number::shards]}
         save_file(held, folder / file)
         mapped.update(dict.fromkeys(held, file))
+    (folder / INDEX_NAME).write_text(json.dumps({'weight_map': mapped}))
+    return folder
+
+
+def hollow_folder(folder: Path, profile: ProfileConfig, config: dict[str, Any],
+                  shards: int = 5) -> Path:
+    """Write a folder of any size whose headers are true and whose weights are holes."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / 'config.json').write_text(json.dumps(config))
+    table, mapped = key_table(profile, 'flat'), {}
+    for number in range(shards):
+        file, end, header = f'model-{number + 1:05d}-of-{shards:05d}.safetensors', 0, {}
+        for name in list(table)[number::shards]:
+            start, end = end, end + 2 * math.prod(table[name][1])
+            header[name] = {'dtype': 'BF16', 'shape': list(table[name][1]),
+                            'data_offsets': [start, end]}
+        raw = json.dumps(header).encode()
+        with (folder / file).open('wb') as out:
+            out.write(len(raw).to_bytes(8, 'little') + raw)
+            out.truncate(8 + len(raw) + end)
+        mapped.update(dict.fromkeys(header, file))
     (folder / INDEX_NAME).write_text(json.dumps({'weight_map': mapped}))
     return folder
 
