@@ -90,16 +90,16 @@ def _checked(path: Path, content: Any, cameras: tuple[str, ...]) -> TopicNames:
         raise ConfigurationError(f'topic mapping {path} is not of the form {form}')
     for key in content:
         if key not in ('cameras', 'odometry', 'navigation_text'):
-            raise ConfigurationError(f"topic mapping {path}: key '{key}' is unknown; use {form}")
+            raise ConfigurationError(f'topic mapping {path}: key {key!r} is unknown; use {form}')
     for camera in named:
         if camera not in cameras:
-            raise ConfigurationError(f"topic mapping {path}: camera '{camera}' is unknown; use "
+            raise ConfigurationError(f'topic mapping {path}: camera {camera!r} is unknown; use '
                                      f'{", ".join(cameras)}')
     texts = {**named, 'odometry': content.get('odometry', ''),
              'navigation_text': content.get('navigation_text', '')}
     for key, topic in texts.items():
         if not isinstance(topic, str):
-            raise ConfigurationError(f"topic mapping {path}: '{key}' is {topic!r}; give a topic")
+            raise ConfigurationError(f'topic mapping {path}: {key!r} is {topic!r}; give a topic')
     return TopicNames(named, texts['odometry'], texts['navigation_text'])
 
 

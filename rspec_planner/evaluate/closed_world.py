@@ -269,6 +269,13 @@ class ClosedRun:
         self._arrive()
         self._judge()
 
+    def motion(self, tick: int) -> tuple[float, float, float, float]:
+        """Return x, y, yaw and speed of the ego in the world at a tick up to now."""
+        if tick <= 0:
+            ego = self._expert.states[tick + HISTORY - 1]
+            return ego.x, ego.y, ego.yaw, ego.speed
+        return self._trace[tick][:4]
+
     def replay(self, pose: tuple[float, float, float, float]) -> None:
         """Move the world on by 0.1 s with the ego at a recorded x, y, yaw, speed."""
         state = self._state

@@ -30,6 +30,7 @@ import tempfile
 from types import TracebackType
 from typing import Any, Self
 
+import apsw
 from rosbags.highlevel import AnyReader, AnyReaderError
 from rosbags.interfaces import (
     Qos,
@@ -58,7 +59,7 @@ LATCHED = Qos(QosHistory.KEEP_LAST, 1, QosReliability.RELIABLE, QosDurability.TR
 #: what the bag libraries raise for a file that is damaged, cut off or no bag at all
 _DAMAGE = (AnyReaderError, ReaderError, Rosbag1Error, SerdeError, sqlite3.Error, EOFError,
            KeyError, IndexError, TypeError, ValueError, AssertionError, MemoryError,
-           AttributeError, OverflowError, RuntimeError, struct.error)
+           AttributeError, OverflowError, RuntimeError, struct.error, apsw.Error)
 
 
 def message(name: str, **fields: Any) -> Any:
