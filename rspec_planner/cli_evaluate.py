@@ -58,6 +58,8 @@ def evaluate() -> None:
               help='Closed loop: runs planned in one pass.')
 @click.option('--out', type=click.Path(path_type=Path),
               help='Closed loop: folder that keeps finished runs and pictures of failures.')
+@click.option('--live-runs', type=click.IntRange(0), default=0, show_default=True,
+              help='Closed loop: also drive so many runs of each split through a live node.')
 @reports()
 def evaluate_driving(split: str, clips: int | None, checkpoint: str, device: str,
                      workers: int | None, write_results: bool, closed_loop: bool,
@@ -73,7 +75,7 @@ def evaluate_driving(split: str, clips: int | None, checkpoint: str, device: str
 
 
 def _closed_loop(split: str, runs: int | None, write_results: bool, *, drafts: str,
-                 latencies: Sequence[str], out: Path | None, **options: Any
+                 latencies: Sequence[str], out: Path | None, live_runs: int, **options: Any
                  ) -> Mapping[str, Any]:
     from rspec_planner.evaluate.closed_latency import MEASURED, parse_latency
     from rspec_planner.evaluate.closed_loop import (
@@ -89,6 +91,9 @@ def _closed_loop(split: str, runs: int | None, write_results: bool, *, drafts: s
         drafts=tuple(filter(None, drafts.split(','))), **options)
     with share('closed loop') as show:
         result = evaluate_closed_loop(chosen, show)
+        if live_runs:
+            from rspec_planner.live.closed_live import compare_live
+            result['live'] = compare_live(chosen, live_runs, show)
     return {**result, 'results': str(write_closed_loop(result))} if write_results else result
 
 

@@ -39,8 +39,16 @@ from trajectory_msgs.msg import MultiDOFJointTrajectory
 
 from rspec_planner.command_line import camera_topic, NAVIGATION_TOPIC, ODOMETRY_TOPIC
 from rspec_planner.errors import ConfigurationError
+from rspec_planner.evaluate.closed_farm import RunFarm
 from rspec_planner.evaluate.closed_latency import Latency
-from rspec_planner.evaluate.closed_loop import ClosedLoop, compared, key_of
+from rspec_planner.evaluate.closed_loop import (
+    closed_specs,
+    ClosedLoop,
+    ClosedOptions,
+    compared,
+    key_of,
+    spread,
+)
 from rspec_planner.evaluate.closed_world import ClosedRun, Outcome
 from rspec_planner.live.processes import Child, free_domain_id, Processes
 from rspec_planner.live.session import ros_node
@@ -131,9 +139,12 @@ class LiveWorld:
         None stands for a plan that the guard refused.
         """
         view = run.view()
+        with self._arrived:  # twins have the same stamps
+            for heard in (self._plans, self._texts, self._refused):
+                heard.clear()
         self._clock.publish(Clock(clock=ns_to_stamp(view.t0_ns)))
         self._navigation.publish(String(data=view.navigation))
-        time.sleep(0.05)
+        time.sleep(0.3)  # a clock that went back resets the node before anything else comes
         for tick in range(shown + 1, view.tick + 1):
             x, y, yaw, speed = run.motion(tick)
             pose = local_matrices(np.array([[x, y, 0.0, yaw]]))[0]
@@ -161,6 +172,16 @@ class LiveWorld:
     @staticmethod
     def _stamp(t0_ns: int, now: int, tick: int) -> int:
         return t0_ns + (tick - now) * 100_000_000
+
+
+def compare_live(options: ClosedOptions, runs: int,
+                 progress: Callable[[int, int], None] | None = None) -> dict[str, Any]:
+    """Drive so many runs of each split live and offline, at the rate of the drafts' comparison."""
+    specs = [spec for split in options.splits
+             for spec in spread(closed_specs(split, options.runs), runs)]
+    with RunFarm(0) as farm:
+        return drive_live(ClosedLoop(options, farm), specs, max(1, round(10.0 / options.iso_hz)),
+                          Latency('fixed', options.latencies[0].fixed_ms), progress=progress)
 
 
 def drive_live(loop: ClosedLoop, specs: Sequence[ClipSpec], period: int, latency: Latency, *,
