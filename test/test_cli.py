@@ -94,7 +94,7 @@ def test_version_in_both_forms(run):
 
 @pytest.mark.parametrize('arguments, says', [
     (['nope'], "No such command 'nope'"),
-    (['plan'], "Missing argument 'BAG'"),
+    (['plan'], "Missing argument 'BAG...'"),
     (['plan', 'x.mcap', '--bogus'], "No such option '--bogus'"),
     (['plan', 'x.mcap'], 'x.mcap does not exist'),
     (['plan', '/'], 'has no metadata.yaml'),

@@ -39,13 +39,13 @@ ALLOWED = {
     'world': {'model', 'planner'},
     'train': {'model', 'engine', 'decode', 'planner', 'world', 'evaluate'},
     'evaluate': {'model', 'engine', 'decode', 'planner', 'world'},
-    'live': {'model', 'decode', 'planner', 'node', 'world'},
+    'live': {'model', 'decode', 'planner', 'node', 'world', 'evaluate'},
     'top': {'model', 'engine', 'decode', 'planner', 'node', 'world', 'train', 'evaluate', 'live'},
 }
 #: files beside the rooms that stand on top; every other one belongs to the node
 TOP = {'cli', 'cli_checkpoint', 'cli_engine', 'cli_evaluate', 'cli_profiles',
-       'cli_report', 'cli_research',
-       'doctor', 'doctor_autovla', 'doctor_checkpoint', 'offline', 'offline_bag',
+       'cli_report', 'cli_research', 'cli_trust',
+       'doctor', 'doctor_autovla', 'doctor_checkpoint', 'fleet', 'offline', 'offline_bag',
        'offline_observations'}
 ROS = re.compile(r'rclpy|rcl_interfaces|\w+_msgs|builtin_interfaces|tf2_ros|ament_index_python')
 

@@ -94,7 +94,7 @@ def test_requirements_are_pinned_and_complete():
                       if not ROS_MODULES.fullmatch(n) and n not in OPTIONAL
                       and DISTRIBUTIONS.get(n, n).lower() not in have)
     run_time = ['requirements.txt', 'requirements-engine.txt', 'requirements-cuda.txt',
-                'requirements-data.txt']
+                'requirements-data.txt', 'requirements-fleet.txt']
     assert missing('rspec_planner', run_time) == []
     assert missing('test', [*run_time, 'requirements-dev.txt']) == []
 
