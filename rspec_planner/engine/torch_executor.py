@@ -66,13 +66,16 @@ class TorchExecutor:
             self._body(self._inputs, self._outputs)
 
 
-def vision_executor(target: Target, images: int) -> TorchExecutor:
+def vision_executor(target: Target, images: int,
+                    tower: Callable[[Tensor], tuple[Tensor, list[Tensor]]] | None = None
+                    ) -> TorchExecutor:
     """
     Return the stage that encodes `images` images per call.
 
     inputs: 'images' (N, H, W, 3) uint8 RGB.
     outputs: 'features' (N, T, hidden), 'deepstack' (D, N, T, hidden).
-    An image's features do not depend on the other images of the call.
+    An image's features do not depend on the other images of the call. tower: patches to features
+    and DeepStack features in place of the target's own tower, see `cuda_vision.Tower`.
     """
     cfg = target.cfg
     shape = (images, cfg.cameras.height, cfg.cameras.width, 3)
@@ -82,7 +85,8 @@ def vision_executor(target: Target, images: int) -> TorchExecutor:
     def body(inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor]) -> None:
         patches = patchify(inputs['images'], cfg.vision.patch_size, 1,
                            cfg.vision.spatial_merge_size)
-        features, deepstack = target.vision(patches, cfg.patch_grid)
+        features, deepstack = tower(patches) if tower is not None else target.vision(
+            patches, cfg.patch_grid)
         outputs['features'].copy_(features)
         for row, part in zip(outputs['deepstack'], deepstack):
             row.copy_(part)

@@ -38,7 +38,7 @@ TEXT_ROOM = 128
 #: (docs/performance.md). 'cpu': tiny profile, fp32, one core, both measured in one run; there the
 #: number of operations counts more than their size
 MEASURED_OVER_LEAST = {
-    'cuda': {'encode': 3.2, 'prefill': 1.15, 'decode': 1.8, 'action': 3.5},
+    'cuda': {'encode': 2.0, 'prefill': 1.15, 'decode': 1.33, 'action': 2.4},
     'cpu': {'encode': 1.9, 'prefill': 1.2, 'decode': 6.5, 'action': 3.4},
 }
 STAGES = ('encode', 'prefill', 'decode', 'action')

@@ -32,6 +32,7 @@ from rspec_planner.decode.stats import DecodeStats
 from rspec_planner.engine.cuda_fp8 import Fp8Weights
 from rspec_planner.engine.cuda_graph import CapturedExecutor, FrameRunner, MODES
 from rspec_planner.engine.cuda_loop import DeviceFrame
+from rspec_planner.engine.cuda_vision import Tower
 from rspec_planner.engine.executor import Executor
 from rspec_planner.engine.torch_executor import vision_executor
 from rspec_planner.errors import ConfigurationError, EngineError
@@ -74,7 +75,10 @@ class DeviceStages:
         self._block = draft.cfg.block if draft is not None else 1
         cameras = target.cfg.cameras
         images = len(cameras.names) * cameras.frames
-        self.vision: Executor = CapturedExecutor(vision_executor(target, len(cameras.names)))
+        tower = Tower(target.vision, target.cfg.patch_grid, self.frame.kernels, target.device) \
+            if target.device.type == 'cuda' else None  # a CPU has no passes to save
+        self.vision: Executor = CapturedExecutor(
+            vision_executor(target, len(cameras.names), tower))
         place = (images, target.cfg.tokens_per_image, target.cfg.text.hidden_size)
         self.features: Tensor = self.frame.prefill.features.view(place)
         self.deepstack: Tensor = self.frame.prefill.deepstack.view(-1, *place)

@@ -26,6 +26,7 @@ pytest.importorskip('triton', reason='Triton is not installed: requirements-cuda
 from rspec_planner.engine.cuda_random import random_target  # noqa: E402
 from rspec_planner.engine.cuda_vision import Tower  # noqa: E402
 from rspec_planner.engine.kernels.select import REFERENCE, triton_kernels  # noqa: E402
+from rspec_planner.engine.torch_executor import vision_executor  # noqa: E402
 from rspec_planner.evaluate.bench_decode import profile_config  # noqa: E402
 from rspec_planner.model.image import patchify  # noqa: E402
 
@@ -93,3 +94,16 @@ def test_turn_equals_its_reference(heads, dim):
     triton_kernels().turn(qkv, (angles.cos(), angles.sin()), *found)
     REFERENCE.turn(qkv, (angles.cos(), angles.sin()), *expected)
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_the_vision_stage_of_the_planner_may_run_the_fused_tower():
+    target = random_target(profile_config('tiny'), DEVICE, torch.float32)
+    tower = Tower(target.vision, target.cfg.patch_grid, REFERENCE, DEVICE)
+    plain, fused = vision_executor(target, 2), vision_executor(target, 2, tower)
+    images = torch.randint(256, plain.inputs['images'].shape, dtype=torch.uint8,
+                           generator=torch.Generator().manual_seed(5)).to(DEVICE)
+    for stage in (plain, fused):
+        stage.inputs['images'].copy_(images)
+        stage.enqueue()
+    for name in ('features', 'deepstack'):
+        torch.testing.assert_close(fused.outputs[name], plain.outputs[name], rtol=1e-4, atol=1e-5)
