@@ -49,10 +49,10 @@ class Latency:
                 'tokens_per_step': self.accepted}
 
 
-#: one H200 at the shapes of Alpamayo-R1, random weights, medians of docs/performance.md (first
-#: run): eager transformers; one token a forward in graphs; a draft at a forced L of 7.4
-MEASURED = (Latency('speculative', 115.3, 6.94, 7.4), Latency('graphed', 115.3, 6.27),
-            Latency('original', 440.1, 28.5))
+#: one H200 at the shapes of Alpamayo-R1, random weights, bf16, medians of docs/performance.md:
+#: eager transformers; one token a forward in graphs; a draft at a forced L of 7.4
+MEASURED = (Latency('speculative', 101.0, 5.43, 7.4), Latency('graphed', 101.0, 4.88),
+            Latency('original', 573.0, 37.5))
 
 
 def parse_latency(text: str) -> Latency:
