@@ -112,7 +112,13 @@ def check(checkpoint: str, draft: str, precision: str, clips: int, frames: int,
     """Run the graphs on ONNX Runtime beside PyTorch: every stage, then the whole loop."""
     from rspec_planner.engine.stages import read_stages
     from rspec_planner.evaluate.engine_check import Amount, check_folder
-    from rspec_planner.planner.staging import checkpoint_folder, known_profile, read_source
+    from rspec_planner.planner.staging import (
+        check_drawable,
+        checkpoint_folder,
+        known_profile,
+        read_source,
+    )
+    check_drawable(checkpoint, precision, draft)  # before minutes of exporting
     graphs = folder or default_folder(Path(checkpoint).name, precision)
     if folder is None:
         _export_if_stale(graphs, checkpoint, draft, precision, ())

@@ -31,6 +31,7 @@ from rspec_planner.planner.drafts import DEFAULT_DRAFT, EMBEDDED
 from rspec_planner.planner.pipeline import Planner, torch_stages
 from rspec_planner.planner.prompt import max_prompt_length
 from rspec_planner.planner.staging import (
+    check_drawable,
     checkpoint_folder,
     known_profile,
     read_source,
@@ -83,8 +84,23 @@ def test_a_slice_is_the_profile_at_full_width_with_fewer_layers():
     assert replace(cut.text, num_layers=36) == whole.text
     assert cut.expert == whole.expert
     assert known_profile('alpamayo-1.5').name == 'alpamayo-1.5'
+    assert check_drawable('tiny', 'fp16') is None
     for name in ('tiny', 'alpamayo-r1-slice0', 'alpamayo-r1-slice', 'other-slice2', '/a/folder'):
         assert known_profile(name) is None
+
+
+def test_random_weights_that_do_not_fit_are_told_before_anything_is_drawn(monkeypatch):
+    monkeypatch.setattr(staging, 'available_bytes', lambda: 15 * 10**9)
+    monkeypatch.setattr(torch.nn.Module, 'to_empty', lambda *a, **k: pytest.fail('allocated'))
+    told = r'comparing alpamayo-r1-slice2 .* needs about 16.\d GB of memory and 15.0 GB are free'
+    for refuse in (lambda: check_drawable('alpamayo-r1-slice2', 'fp32'),
+                   lambda: read_source('alpamayo-r1-slice2', 'fp32', weights=True)):
+        with pytest.raises(EngineError, match=told) as caught:
+            refuse()
+        assert '\n' not in str(caught.value)
+    assert check_drawable('alpamayo-r1-slice2', 'bf16') is None  # half the bytes
+    with pytest.raises(ConfigurationError, match='alpamayo-r1 has no weights here'):
+        check_drawable('alpamayo-r1', 'bf16')
 
 
 def test_digests_name_the_weights_without_reading_them(tmp_path):

@@ -29,7 +29,8 @@ import torch
 
 from rspec_planner.engine.stage_narrow import round_weights
 from rspec_planner.engine.stages import PRECISIONS, StageShapes
-from rspec_planner.errors import ConfigurationError
+from rspec_planner.engine.tensorrt_memory import available_bytes
+from rspec_planner.errors import ConfigurationError, EngineError
 from rspec_planner.model.config import alpamayo_1_5, alpamayo_r1, ProfileConfig
 from rspec_planner.model.dflash import Dflash
 from rspec_planner.model.draft import dflash_config, Draft
@@ -51,6 +52,9 @@ SHAPES_ONLY = {'alpamayo-r1': alpamayo_r1, 'alpamayo-1.5': alpamayo_1_5}
 #: text around the images and the history of a prompt whose tokenizer is not at hand
 TEXT_ROOM = 192
 _BUCKET = 64
+#: memory of a comparison beside 1.5 times its weights: the slice of R1 in fp32, 9.3 GB of weights,
+#: took 15.9 GB at most
+COMPARISON_BYTES = 2 * 2**30
 
 
 @dataclass(frozen=True)
@@ -182,12 +186,34 @@ def _shapes_only(profile: ProfileConfig, dtype: torch.dtype, drafted: bool,
     return Source(target, draft, _sized(target, draft, prompt, samples), digests)
 
 
-def _draw_weights(source: Source, sliced: bool) -> None:
-    """Give networks on the meta device random weights; ConfigurationError for a whole profile."""
-    target, draft = source.target, source.draft
+def check_drawable(checkpoint: str, precision: str, draft: str = 'default') -> None:
+    """Raise what `read_source` with weights would raise of a profile's name, at once."""
+    profile = known_profile(checkpoint)
+    if profile is not None:
+        dtype = getattr(torch, PRECISIONS[precision])
+        _check_drawable(_shapes_only(profile, dtype, draft != 'none', 1),
+                        sliced=checkpoint not in SHAPES_ONLY)
+
+
+def _check_drawable(source: Source, sliced: bool) -> None:
+    """Raise ConfigurationError for a whole profile, EngineError where a slice does not fit."""
+    name = source.target.cfg.name
     if not sliced:
-        raise ConfigurationError(f'{target.cfg.name} has no weights here: give a checkpoint '
-                                 f'folder, or {target.cfg.name}-slice2 for random ones')
+        raise ConfigurationError(f'{name} has no weights here: give a checkpoint '
+                                 f'folder, or {name}-slice2 for random ones')
+    weights = sum(weight.nbytes for model in (source.target, source.draft) if model is not None
+                  for weight in model.parameters())
+    needed, free = weights + weights // 2 + COMPARISON_BYTES, available_bytes()
+    if needed > free:
+        raise EngineError(f'comparing {name} with random weights needs about {needed / 1e9:.1f} '
+                          f'GB of memory and {free / 1e9:.1f} GB are free: end other programs, or '
+                          'raise the limit of the container')
+
+
+def _draw_weights(source: Source, sliced: bool) -> None:
+    """Give networks on the meta device random weights, see `_check_drawable`."""
+    _check_drawable(source, sliced)
+    target, draft = source.target, source.draft
     generator = torch.Generator().manual_seed(0)
     for model in (target, *([] if draft is None else [draft])):
         model.to_empty(device='cpu')

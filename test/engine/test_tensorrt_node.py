@@ -108,6 +108,7 @@ def test_each_broken_engine_folder_has_its_line_in_the_diagnostics(folder, monke
                 else:
                     damage(folder)
                 assert not rig.node.start(), name
+            assert rig.node._state_machine.current_state[1] == 'unconfigured', name
             status = rig.status('engine', lambda s, says=says: says in s.message, name)
             assert status.level == b'\x02'
             assert str(folder.path) in status.message
