@@ -201,7 +201,7 @@ class RspecPlanner(LifecycleNode):
             image_tolerance_ms=config.sync.image_tolerance_ms,
             odometry_max_gap_ms=config.sync.odometry_max_gap_ms,
             max_input_age_ms=config.sync.max_input_age_ms,
-            image_buffer_mib=config.sync.image_buffer_mib))
+            image_buffer_mib=config.sync.image_buffer_mib), planner.tokenizer)
         inputs = InputSubscriptions(self, buffer, self._watch, self._expected_t0, self._trigger,
                                     self._reset)
         anchor = cameras.names[config.cameras.ids.index(config.sync.anchor_camera)]

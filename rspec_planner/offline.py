@@ -47,11 +47,11 @@ from rspec_planner.parameters import (
 from rspec_planner.planner.buffers import ObservationBuffer, SelectionLimits, Skip
 from rspec_planner.planner.calibration import CalibrationChecks
 from rspec_planner.planner.images import decode_message
-from rspec_planner.planner.navigation_text import navigation_fault, REFUSED
 from rspec_planner.planner.observation import Observation
 from rspec_planner.planner.plan import Plan
 from rspec_planner.planner.plausibility import implausible
 from rspec_planner.planner.timing import LatencyWindow
+from rspec_planner.planner.tokenizer import TextTokenizer
 from rspec_planner.transport import config_path
 from rspec_planner.world.bag import BagMessage, BagReader
 
@@ -65,6 +65,10 @@ class PlannerLike(Protocol):
     @property
     def profile(self) -> ProfileConfig:
         """Return the profile, for cameras and history."""
+
+    @property
+    def tokenizer(self) -> TextTokenizer | None:
+        """Return what counts the tokens of a navigation text, None for a planner without any."""
 
     def plan(self, observation: Observation) -> Plan:
         """Return the plan of an observation."""
@@ -127,7 +131,8 @@ class BagPlanner:
         self._buffer = ObservationBuffer(planner.profile, SelectionLimits(
             image_tolerance_ms=sync.image_tolerance_ms,
             odometry_max_gap_ms=sync.odometry_max_gap_ms,
-            max_input_age_ms=sync.max_input_age_ms, image_buffer_mib=sync.image_buffer_mib))
+            max_input_age_ms=sync.max_input_age_ms, image_buffer_mib=sync.image_buffer_mib),
+            planner.tokenizer)
         self._info_check = parameters.cameras.info_check
         self._content_check = parameters.cameras.content_check == 'refuse'
         self._checks = CalibrationChecks(cameras, parameters.cameras.fov_tolerance_deg)
@@ -146,8 +151,6 @@ class BagPlanner:
             self._feed_odometry(item.content)
         elif item.topic in self._topics.infos:
             self._feed_info(self._topics.infos[item.topic], item.content)
-        elif navigation_fault(item.content.data):  # the last accepted text stays, as in the node
-            self._buffer.dropped[REFUSED] += 1
         else:
             self._buffer.set_navigation_text(item.content.data)
         if self._waiting is not None and self._complete(self._waiting[0]):

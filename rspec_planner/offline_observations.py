@@ -26,6 +26,7 @@ from rspec_planner.offline import BagPlanner, OfflineOptions, read_parameters
 from rspec_planner.planner.buffers import Skip
 from rspec_planner.planner.observation import Observation
 from rspec_planner.planner.plan import Verdict
+from rspec_planner.planner.tokenizer import TextTokenizer
 from rspec_planner.world.bag import BagReader
 
 
@@ -42,6 +43,7 @@ class _Observer:
     """Takes the place of a planner in the offline planning of a bag."""
 
     profile: ProfileConfig
+    tokenizer: TextTokenizer | None
 
     def plan(self, observation: Observation) -> Any:
         """Return the observation itself."""
@@ -49,17 +51,20 @@ class _Observer:
 
 
 def bag_observations(bag: Path, profile: ProfileConfig,
-                     topics: Path | None = None) -> Iterator[Observation]:
+                     topics: Path | None = None, tokenizer: TextTokenizer | None = None
+                     ) -> Iterator[Observation]:
     """
     Yield what a planner would see at each trigger of a bag, in its order.
 
     Triggers without all inputs are left out. topics: a file of topic names, see `rspec plan`.
+    tokenizer: counts the tokens of navigation texts; those without room in a prompt are refused.
     """
     cameras = profile.cameras.names
     with BagReader(bag) as reader:
         chosen = choose_topics(bag, reader.topics, reader.counts,
                                TopicNames.read(topics, cameras), cameras)
-        feeder = BagPlanner(_Observer(profile), chosen, read_parameters(OfflineOptions()))
+        feeder = BagPlanner(_Observer(profile, tokenizer), chosen,
+                            read_parameters(OfflineOptions()))
         for item in reader.read(chosen.all):
             for found in feeder.feed(item):
                 if not isinstance(found, Skip):

@@ -52,7 +52,7 @@ from rspec_planner.parameters import CameraParameters
 from rspec_planner.planner.buffers import ObservationBuffer, Skip
 from rspec_planner.planner.calibration import CalibrationChecks
 from rspec_planner.planner.images import decode_message
-from rspec_planner.planner.navigation_text import navigation_fault, REFUSED
+from rspec_planner.planner.navigation_text import REFUSED
 from rspec_planner.planner.serialized import read_message
 from rspec_planner.ros_conversions import BASE_FRAME, odometry_sample, stamp_to_ns
 
@@ -285,13 +285,10 @@ class InputSubscriptions:
                 'of the rear axle); publish odometry of that point')
 
     def _on_navigation_text(self, message: String) -> None:
-        fault = navigation_fault(message.data)
-        if fault:  # the last accepted text stays
-            self._buffer.dropped[REFUSED] += 1
-            self._notes[REFUSED] = fault
-            return
+        fault = self._buffer.set_navigation_text(message.data)
         self._notes.pop(REFUSED, None)
-        self._buffer.set_navigation_text(message.data)
+        if fault:
+            self._notes[REFUSED] = fault
 
     def _on_static_transforms(self, message: Any) -> None:
         for item in message.transforms:

@@ -79,6 +79,7 @@ class FakePlanner:
 
     def __init__(self) -> None:
         self.profile = fake_profile()
+        self.tokenizer = None
         self.precision = 'float32'
         self.executors = {'backend': 'torch'}
         self.observations: list[Observation] = []

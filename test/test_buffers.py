@@ -27,6 +27,7 @@ from rspec_planner.model.config import CameraConfig, PromptConfig, tiny
 from rspec_planner.planner.buffers import ObservationBuffer, SelectionLimits, Skip, SKIP_REASONS
 from rspec_planner.planner.history import yaw_of
 from rspec_planner.planner.observation import Observation
+from rspec_planner.planner.prompt import build_prompt, MAX_ROUTE_TOKENS
 from rspec_planner.planner.tokenizer import build_tokenizer
 
 TOKENIZER = build_tokenizer(['left'])
@@ -91,6 +92,28 @@ def test_a_model_without_routes_plans_on_without_the_text():
     buffer.set_navigation_text('Turn left')
     assert buffer.dropped == {'navigation_text_refused': 1}
     assert buffer.select(T0).navigation_text == ''
+
+
+@pytest.mark.parametrize(('text', 'words'), [
+    ('left ' * (MAX_ROUTE_TOKENS + 1), '65 tokens, limit 64'),
+    ('l' * 501, '501 characters, limit 500'),
+    ('<|im_end|>', 'could pass for a token'),
+    ('turn\x07left', 'control characters'),
+])
+def test_a_text_that_no_prompt_has_room_for_stops_no_plan(text, words):
+    tokenizer = build_tokenizer(['left', 'turn left'])
+    buffer = ObservationBuffer(PROFILE, tokenizer=tokenizer)
+    add_images(buffer)
+    add_poses(buffer)
+    assert buffer.set_navigation_text('left ' * MAX_ROUTE_TOKENS) == ''
+    fault = buffer.set_navigation_text(text)
+    assert words in fault and '\n' not in fault
+    assert buffer.dropped == {'navigation_text_refused': 1}
+    seen = buffer.select(T0)
+    assert seen.navigation_text == ('left ' * MAX_ROUTE_TOKENS).strip()
+    profile = tiny(tokenizer.token_ids, tokenizer.vocab_size)
+    assert build_prompt(profile, tokenizer, seen.ego_poses, seen.navigation_text).length
+    assert buffer.set_navigation_text(' ') == '' and buffer.select(T0).navigation_text == ''
 
 
 def test_complete_observation(buffer):

@@ -28,6 +28,7 @@ from rosgraph_msgs.msg import Clock
 from sensor_msgs.msg import CompressedImage
 from std_msgs.msg import Float64, String
 
+from rspec_planner.planner.tokenizer import build_tokenizer
 from rspec_planner.ros_conversions import compressed_image_message, ns_to_stamp, stamp_to_ns
 
 pytestmark = [pytest.mark.ros, pytest.mark.usefixtures('ros')]
@@ -335,6 +336,18 @@ def test_navigation_text_reaches_the_observation():
         wait_until(lambda: rig.node._made.buffer._navigation_text, 'the text')
         rig.path_at(rig.drive(now()))
         assert rig.planner.observations[-1].navigation_text == 'Turn left at the junction'
+
+
+def test_a_route_without_room_in_the_prompt_is_told_and_not_used():
+    planner = FakePlanner()
+    planner.tokenizer = build_tokenizer(['left'])
+    with running(reliable_inputs=True, load=lambda parameters: planner) as rig:
+        text = rig.publisher(String, f'{ROOT}/input/navigation_text')
+        text.publish(String(data='left ' * 65))
+        rig.status('inputs', lambda s: '65 tokens, limit 64' in s.message, 'the complaint')
+        rig.path_at(rig.drive(now()))
+        assert planner.observations[-1].navigation_text == ''
+        assert rig.node._made.inputs.counts['navigation_text_refused'] == 1
 
 
 def test_diagnostics_have_all_tasks_once_a_second_without_input():

@@ -29,7 +29,9 @@ from rspec_planner.decode.state import DecodeStats
 from rspec_planner.errors import ConfigurationError, InputError
 from rspec_planner.model.config import CameraConfig, tiny, TokenIds
 from rspec_planner.offline import OfflineOptions, plan_bag, read_parameters
+from rspec_planner.offline_observations import bag_observations
 from rspec_planner.planner.plan import Plan, Reasoning, StageTimes, Verdict
+from rspec_planner.planner.tokenizer import build_tokenizer
 from rspec_planner.transport import config_path
 from rspec_planner.world.bag import BagReader, BagWriter, message
 from rspec_planner.world.messages import make_header, odometry_message
@@ -52,6 +54,7 @@ class EchoPlanner:
 
     def __init__(self, parameters, verdict=ACCEPTED):
         self.profile = PROFILE
+        self.tokenizer = None
         self.verdict = verdict
         self.seen = []
 
@@ -134,6 +137,22 @@ def test_plans_begin_with_the_first_full_history(bag, tmp_path):
         assert observation.ego_poses[:, 0, 3] == pytest.approx(np.arange(-15, 1), abs=1e-6)
         assert observation.odometry_frame == 'map'
         assert observation.navigation_text == ('Turn left' if index >= 20 else '')
+
+
+def test_a_route_that_the_prompt_has_no_room_for_stops_no_plan(bag, tmp_path):
+    def lengthen(topic, content):
+        if topic.endswith('navigation_text') and content.data:
+            content.data = '1 ' * 65
+        return topic, content
+    long = rewrite(bag, tmp_path / 'long.mcap', lengthen)
+    tokenizer = build_tokenizer(['1'])
+    seen = list(bag_observations(long, PROFILE, tokenizer=tokenizer))
+    assert [o.navigation_text for o in seen] == [''] * 15
+    planner = EchoPlanner(None)
+    planner.tokenizer = tokenizer
+    report = plan_bag(long, OfflineOptions(records=tmp_path / 'r'),
+                      make_planner=lambda parameters: planner)
+    assert report['plans'] == 15 and not any(o.navigation_text for o in planner.seen)
 
 
 def test_the_world_records_on_the_topics_of_the_node():

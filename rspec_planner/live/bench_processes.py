@@ -64,6 +64,7 @@ class InstantPlanner:
     def __init__(self) -> None:
         ids = TokenIds(*range(len(TokenIds.__dataclass_fields__)))
         self.profile = replace(tiny(ids, 1000), cameras=CAMERAS)
+        self.tokenizer = None  # no prompt either
         self.precision = 'none'
         self.executors = {'backend': 'none'}
 

@@ -26,6 +26,7 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from threading import Lock
 from typing import TypeVar
 
@@ -42,9 +43,10 @@ from rspec_planner.planner.history import (
     resample_poses,
     to_local,
 )
-from rspec_planner.planner.navigation_text import REFUSED
+from rspec_planner.planner.navigation_text import navigation_fault, REFUSED
 from rspec_planner.planner.observation import Observation
 from rspec_planner.planner.timeline import SECOND_NS, Timeline
+from rspec_planner.planner.tokenizer import TextTokenizer
 
 SKIP_REASONS = (
     'stamp_invalid', 'input_too_old', 'camera_missing', 'image_out_of_tolerance',
@@ -111,7 +113,9 @@ class _Pose:
 class ObservationBuffer:
     """Collects inputs as they come and selects what belongs to one t0."""
 
-    def __init__(self, profile: ProfileConfig, limits: SelectionLimits | None = None) -> None:
+    def __init__(self, profile: ProfileConfig, limits: SelectionLimits | None = None,
+                 tokenizer: TextTokenizer | None = None) -> None:
+        """Without a tokenizer navigation texts are judged by their characters alone."""
         self.cameras = profile.cameras
         self._num_poses = profile.history.num_poses
         self._limits = limits or SelectionLimits()
@@ -126,7 +130,8 @@ class ObservationBuffer:
         self._bad_poses = Timeline[str](self._limits.odometry_window_s)
         self._bad_stamps: dict[str, int] = {}
         self._refused_cameras: dict[str, Skip] = {}
-        self._routed, self._navigation_text = profile.prompt.navigation, ''
+        self._route_fault = partial(navigation_fault, profile=profile, tokenizer=tokenizer)
+        self._navigation_text = ''
         self._cleared = ''
 
     def add_image(self, camera: str, stamp_ns: int, image: ImageSource, *, size: int = 0,
@@ -177,17 +182,19 @@ class ObservationBuffer:
             else:
                 self._store(self._poses, stamp_ns, _Pose(values, frame_id))
 
-    def set_navigation_text(self, text: str) -> None:
+    def set_navigation_text(self, text: str) -> str:
         """
-        Set the text that later observations carry; '' for none.
+        Set the text that later observations carry, '' for none; return why it is refused, or ''.
 
-        A model that was trained without any (Alpamayo R1) plans on without it; it is counted.
+        A refused one is counted, and planning goes on with the last one that was accepted.
         """
+        fault = self._route_fault(text)
         with self._lock:
-            if text.strip() and not self._routed:
+            if fault:
                 self.dropped[REFUSED] += 1
             else:
                 self._navigation_text = text.strip()
+        return fault
 
     def refuse_camera(self, camera: str, skip: Skip | None) -> None:
         """Skip every t0 for a reason that lies in a camera itself; None accepts it again."""

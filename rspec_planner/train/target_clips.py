@@ -33,8 +33,9 @@ from rspec_planner.planner.observation import Observation
 from rspec_planner.planner.prompt import build_prompt, Prompt, Segment, segment_positions
 from rspec_planner.planner.tokenizer import TextTokenizer
 
-#: bag, profile and topic file -> observations in the order of the bag
-BagSource = Callable[[Path, ProfileConfig, Path | None], Iterator[Observation]]
+#: bag, profile, topic file and tokenizer -> observations in the order of the bag
+BagSource = Callable[[Path, ProfileConfig, Path | None, TextTokenizer | None],
+                     Iterator[Observation]]
 #: observations of one bag within this time are one clip: they share what they see
 CLIP_NS = 20_000_000_000
 #: text tokens before the images and behind the history of a random prompt, R1's counts
@@ -79,7 +80,7 @@ def bag_clips(bags: tuple[Path, ...], source: BagSource, profile: ProfileConfig,
     ordinal = -1
     for bag in bags:
         first, found = None, False
-        for seen in source(bag, profile, topics):
+        for seen in source(bag, profile, topics, tokenizer):
             found = True
             if first is None or seen.t0_ns - first >= CLIP_NS:
                 first, ordinal = seen.t0_ns, ordinal + 1
