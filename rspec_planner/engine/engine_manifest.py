@@ -196,11 +196,16 @@ def read_manifest(folder: str | Path, stage: str, flavour: str) -> EngineManifes
 
 def list_manifests(folder: str | Path) -> list[EngineManifest]:
     """Return the manifests in a folder by stage; EngineError for one that is not readable."""
+    return [read_manifest(folder, *name) for name in manifest_names(folder)]
+
+
+def manifest_names(folder: str | Path) -> list[tuple[str, str]]:
+    """Return stage and flavour of every manifest in a folder, readable or not."""
     if not Path(folder).is_dir():
         raise EngineError(f'engine folder {folder} does not exist: rspec engine build --out '
                           f'{folder} makes it')
     names = sorted(path.stem.split('.') for path in Path(folder).glob('*.*.json'))
-    return [read_manifest(folder, *name) for name in names if len(name) == 2]
+    return [(name[0], name[1]) for name in names if len(name) == 2]
 
 
 def read_engine(folder: str | Path, manifest: EngineManifest) -> bytes:

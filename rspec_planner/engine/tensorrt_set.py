@@ -40,6 +40,7 @@ from rspec_planner.engine.engine_manifest import (
     engine_path,
     EngineManifest,
     list_manifests,
+    manifest_names,
     manifest_path,
     ONNX_FOLDER,
     read_engine,
@@ -122,14 +123,23 @@ def _numerics(folder: Path, onnx_sha256: str) -> dict[str, Any]:
 def examine_set(folder: str | Path) -> list[dict[str, Any]]:
     """Return the report of every engine in a set folder, with 'fault', empty when intact."""
     found = []
-    for manifest in list_manifests(folder):
+    for stage, flavour in manifest_names(folder):
+        row = {**_UNKNOWN, 'stage': stage, 'flavour': flavour}
         try:
+            manifest = read_manifest(folder, stage, flavour)
+            row = report(manifest)
             read_engine(folder, manifest)
             fault = ''
         except EngineError as error:
             fault = str(error)
-        found.append({**report(manifest), 'fault': fault})
+        found.append({**row, 'fault': fault})
     return found
+
+
+#: what `report` says of an engine whose manifest cannot be read
+_UNKNOWN: dict[str, Any] = {
+    'stage': '', 'precision': '?', 'flavour': '', 'version': '?', 'sm': [], 'file': '', 'bytes': 0,
+    'sha256': '', 'seconds': None, 'cpu_seconds': None, 'peak_mib': None, 'checked': False}
 
 
 def report(manifest: EngineManifest) -> dict[str, Any]:

@@ -53,6 +53,17 @@ def test_a_list_names_every_engine_and_its_fault(folder, capsys):
     assert 'truncated' in capsys.readouterr().out
 
 
+def test_an_unreadable_manifest_hides_no_other_engine(folder, capsys):
+    (folder / 'draft.tensorrt_rtx.json').write_text('{')
+    assert main(['engine', 'list', str(folder), '--json']) == 0
+    draft, verify = told(capsys)['engines']
+    assert (draft['stage'], draft['flavour'], draft['checked']) == ('draft', 'tensorrt_rtx', False)
+    assert 'draft.tensorrt_rtx.json is not valid JSON' in draft['fault']
+    assert (verify['stage'], verify['fault'], verify.keys()) == ('verify', '', draft.keys())
+    assert main(['engine', 'list', str(folder)]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 2
+
+
 def test_an_inspection_shows_the_manifest(folder, capsys):
     assert main(['engine', 'inspect', str(folder), 'verify', '--json']) == 0
     found = told(capsys)
