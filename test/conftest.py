@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Give every test process its own ROS domain and one thread, before anything is imported."""
+"""Give every test process its ROS domain, one thread and a Triton, before anything is imported."""
 
 import os
 
@@ -33,6 +33,12 @@ os.environ['ROS_AUTOMATIC_DISCOVERY_RANGE'] = 'LOCALHOST'
 for name in ('OMP_NUM_THREADS', 'OPENBLAS_NUM_THREADS'):
     os.environ.setdefault(name, '1')
 
+import torch  # noqa: E402  with one thread
+
+if not torch.cuda.is_available():
+    # Triton reads it when it is first imported, whichever test module does that
+    os.environ['TRITON_INTERPRET'] = '1'
+
 
 def pytest_collection_modifyitems(items):
     """Skip what this machine cannot run, and say what is missing."""
@@ -41,10 +47,8 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if item.get_closest_marker('ros') and not has_ros:
             item.add_marker(pytest.mark.skip(reason='rclpy is not installed'))
-        if item.get_closest_marker('gpu'):
-            import torch
-            if not torch.cuda.is_available():
-                item.add_marker(pytest.mark.skip(reason='no CUDA device'))
+        if item.get_closest_marker('gpu') and not torch.cuda.is_available():
+            item.add_marker(pytest.mark.skip(reason='no CUDA device'))
 
 
 @pytest.fixture(scope='module')
