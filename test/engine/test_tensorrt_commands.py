@@ -114,7 +114,7 @@ def test_a_selftest_is_told_stage_by_stage_and_fails_by_its_exit_code(folder, ca
     monkeypatch.setattr(engine_selftest, 'moved', lambda source, gpu: source)
     monkeypatch.setattr(engine_selftest, 'cuda_device', lambda gpu: 'device')
     monkeypatch.setattr(tensorrt_runtime, 'find_gpu', lambda device: device)
-    monkeypatch.setattr(staging, 'read_source', lambda *which: which)
+    monkeypatch.setattr(staging, 'read_source', lambda *which, weights: (*which, weights))
     assert main(['engine', 'selftest', str(folder), '--replays', '7', '--clips', '3']) == 1
     out = capsys.readouterr().out
     assert 'FAIL verify     error 1.0e-03 of 2e-02, 1.250 ms p50' in out
@@ -122,7 +122,7 @@ def test_a_selftest_is_told_stage_by_stage_and_fails_by_its_exit_code(folder, ca
     assert 'first start     61.0 s, kernels cold' in out
     assert out.rstrip().endswith('tensorrt_rtx 1.7.1.116 on a GPU: FAIL replay')
     library, gpu, where, source, *_ = given[0]
-    assert (gpu, where, source[:2]) == ('cuda', folder, ('tiny', 'fp16'))
+    assert (gpu, where, source[:2], source[-1]) == ('cuda', folder, ('tiny', 'fp16'), True)
     assert given[0][7] == 7
     assert main(['engine', 'selftest', str(folder), '--json']) == 1
     assert told(capsys) == report
