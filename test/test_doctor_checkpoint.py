@@ -406,6 +406,7 @@ def test_the_command_line(folder, capsys):
     report = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert not report['ok'] and 'model_type is missing' in report['problems'][0]
 
+
 PARTS = ('config.json', INDEX_NAME, 'model-00002-of-00003.safetensors')
 
 
@@ -435,3 +436,45 @@ def test_any_damage_is_a_verdict_and_never_a_crash(folder, name, edits):
         assert loaded == (not report.problems)
     finally:
         path.write_bytes(whole)
+
+
+def _numbers(values, path=()):
+    """Yield the path of every number in a JSON value."""
+    for key, value in values.items() if isinstance(values, dict) else enumerate(values):
+        if isinstance(value, dict | list):
+            yield from _numbers(value, (*path, key))
+        elif not isinstance(value, bool) and isinstance(value, int | float):
+            yield (*path, key)
+
+
+@pytest.mark.parametrize('extreme', [2 ** 31 - 1, 0, -1, 1, 1e308])
+def test_no_number_of_the_config_costs_time_or_a_crash(folder, extreme):
+    """10^9 layers would be counted one by one, and 10^9 wide ones overflow."""
+    whole = (folder / 'config.json').read_text()
+    paths = list(_numbers(json.loads(whole)))
+    assert len(paths) > 50
+    refused_ones = set()
+    for path in paths:
+        config = json.loads(whole)
+        inner = config
+        for key in path[:-1]:
+            inner = inner[key]
+        inner[path[-1]] = extreme
+        (folder / 'config.json').write_text(json.dumps(config))
+        started = time.monotonic()
+        report = examine_folder(folder)
+        assert time.monotonic() - started < 10.0, path
+        assert all('\n' not in line for line in report.problems)
+        if report.problems:
+            refused_ones.add(path[-1])
+    assert refused_ones >= {'num_hidden_layers', 'depth', 'hidden_size', 'num_enc_layers',
+                            'vocab_size', 'patch_size', 'num_position_embeddings'}
+    if extreme in (0, -1):
+        assert refused_ones >= {'max_freq', 'rope_theta', 'rms_norm_eps', 'dt', 'accel_std'}
+
+
+def test_a_tower_whose_heads_do_not_divide_its_width_is_refused(folder):
+    config = json.loads((folder / 'config.json').read_text())['vlm_config']
+    config['vision_config']['num_heads'] = 5
+    edit_config(folder, vlm_config=config)
+    refused(folder, 'config', 'num_heads is 5', '48')

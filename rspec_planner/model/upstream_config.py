@@ -179,6 +179,9 @@ def _vision(vision: Fields, hidden: int) -> VisionConfig:
         else tuple(_VISION['deepstack_visual_indexes'])  # type: ignore[arg-type]
     numbers = {name: vision.integer(name, int(str(default)))
                for name, default in _VISION.items() if name != 'deepstack_visual_indexes'}
+    if numbers['hidden_size'] % (4 * numbers['num_heads']):  # half of a head turns by row
+        raise vision.fail('num_heads', f'is {numbers["num_heads"]}, must divide hidden_size '
+                          f'{numbers["hidden_size"]} into multiples of 4')
     out = vision.integer('out_hidden_size', hidden)
     if out != hidden:
         raise vision.fail('out_hidden_size', f'is {out}, the decoder takes rows of {hidden}')

@@ -31,6 +31,21 @@ from rspec_planner.errors import EngineError
 #: a released config.json has a few kB
 MAX_JSON_BYTES = 32 * 1024 * 1024
 RESTORE = 'download it again, or correct it by hand'
+#: counts and sizes beyond these are no model of a released kind; what they would make is counted
+#: layer by layer and multiplied, so that an edited file could cost hours, or overflow
+_MOST = {
+    **dict.fromkeys(('num_hidden_layers', 'depth'), 256), 'num_enc_layers': 32,
+    **dict.fromkeys(('hidden_size', 'intermediate_size', 'out_hidden_size', 'head_dim',
+                     'num_position_embeddings', 'num_fourier_feats'), 2 ** 17),
+    **dict.fromkeys(('num_attention_heads', 'num_key_value_heads', 'num_heads', 'n_waypoints',
+                     'num_inference_steps'), 1024),
+    **dict.fromkeys(('patch_size', 'temporal_patch_size', 'spatial_merge_size', 'in_channels'),
+                    64),
+    'vocab_size': 2 ** 24, 'draft_vocab_size': 2 ** 24, 'min_pixels': 2 ** 26,
+    'max_pixels': 2 ** 26,
+}
+#: numbers whose logarithm or root is taken
+_POSITIVE = ('max_freq', 'rope_theta', 'rms_norm_eps')
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -85,10 +100,12 @@ class Fields:
         return self.child(name) if name in self else Fields({}, f'{self._origin}{name}.')
 
     def integer(self, name: str, default: int | None = None, least: int = 1) -> int:
-        """Return a whole number of at least `least`."""
+        """Return a whole number of at least `least`, and no larger than any model has."""
         value = self._get(name, default)
-        if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2 ** 31:
-            raise self.fail(name, f'is {_short(value)}, must be a whole number from {least}')
+        most = _MOST.get(name, 2 ** 31 - 1)
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+            raise self.fail(name, f'is {_short(value)}, must be a whole number from {least} to '
+                            f'{most}')
         return value
 
     def number(self, name: str, default: float | None = None) -> float:
@@ -97,6 +114,8 @@ class Fields:
         if isinstance(value, bool) or not isinstance(value, int | float) \
                 or not math.isfinite(value):
             raise self.fail(name, f'is {_short(value)}, must be a finite number')
+        if name in _POSITIVE and value <= 0:
+            raise self.fail(name, f'is {_short(value)}, must be above zero')
         return float(value)
 
     def numbers(self, name: str, count: int, default: tuple[float, ...]) -> tuple[float, ...]:
