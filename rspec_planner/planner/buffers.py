@@ -115,7 +115,6 @@ class ObservationBuffer:
 
     def __init__(self, profile: ProfileConfig, limits: SelectionLimits | None = None,
                  tokenizer: TextTokenizer | None = None) -> None:
-        """Without a tokenizer navigation texts are judged by their characters alone."""
         self.cameras = profile.cameras
         self._num_poses = profile.history.num_poses
         self._limits = limits or SelectionLimits()
@@ -131,8 +130,7 @@ class ObservationBuffer:
         self._bad_stamps: dict[str, int] = {}
         self._refused_cameras: dict[str, Skip] = {}
         self._route_fault = partial(navigation_fault, profile=profile, tokenizer=tokenizer)
-        self._navigation_text = ''
-        self._cleared = ''
+        self._navigation_text = self._cleared = ''
 
     def add_image(self, camera: str, stamp_ns: int, image: ImageSource, *, size: int = 0,
                   expected_ns: int | None = None) -> None:
