@@ -153,6 +153,7 @@ def test_a_route_that_the_prompt_has_no_room_for_stops_no_plan(bag, tmp_path):
     report = plan_bag(long, OfflineOptions(records=tmp_path / 'r'),
                       make_planner=lambda parameters: planner)
     assert report['plans'] == 15 and not any(o.navigation_text for o in planner.seen)
+    assert report['messages'] == {'navigation_text_refused': 10}
 
 
 def test_the_world_records_on_the_topics_of_the_node():
