@@ -245,9 +245,12 @@ class NodeRig:
         if self.node._made is None:
             return
         outputs = self.node._made.outputs
-        wait_until(lambda: all(publisher.get_subscription_count() > 0 for publisher in (
+        heard = {subscription.topic_name for subscription in self.peer.subscriptions}
+        publishers = [publisher for publisher in (
             outputs._path, outputs._trajectory, outputs._reasoning, outputs._stamped,
-            outputs._marker)), 'match of the outputs')
+            outputs._marker) if publisher is not None and publisher.topic_name in heard]
+        wait_until(lambda: all(publisher.get_subscription_count() > 0 for publisher in
+                               publishers), 'match of the outputs')
 
     def forget_sent(self) -> None:
         """Count only odometry that is sent from now on."""
