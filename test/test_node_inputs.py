@@ -86,6 +86,7 @@ def test_every_encoding_arrives_as_the_same_colour():
     with running() as rig:
         for index, encoding in enumerate(ENCODINGS):
             colour = (200 - 8 * index, 60 + 8 * index, 40 + 4 * index)
+            time.sleep(0.12)  # a quick machine would otherwise ask for more than 10 plans a second
             t0 = now()
             rig.drive(t0, cameras=())
             for step in (3, 2, 1, 0):
