@@ -29,13 +29,12 @@ import torch
 from torch import Tensor
 
 from rspec_planner.engine.cuda_fp8 import FASTEST, ROWS
-from rspec_planner.engine.cuda_graph import capture
+from rspec_planner.engine.cuda_tune import median_us
 from rspec_planner.engine.kernels.fp8_linear import COLUMNS, plan8, PLANS8, product8
 from rspec_planner.engine.kernels.fp8_reference import E4M3
 from rspec_planner.engine.kernels.linear import Plan, row_tile, SHARED, shared_bytes
 from rspec_planner.errors import EngineError
 
-REPEATS = 5
 #: programs of a launch worth trying on about 132 multiprocessors
 _FEW, _MANY = 96, 540
 #: shared memory of a program that shares its multiprocessor with another, and of one that does not
@@ -104,16 +103,7 @@ def measure(product: Fp8Product, plan: Plan) -> float:
         if 'OutOfResources' in type(error).__name__:
             return float('inf')
         raise
-    graph, times = capture(run), []
-    for _ in range(REPEATS):
-        start, end = (torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-                      for _ in range(2))
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(float(start.elapsed_time(end)))
-    return 1e3 * sorted(times)[REPEATS // 2] / len(product.weights)
+    return median_us(run) / len(product.weights)
 
 
 def tune(products: Sequence[Fp8Product], limit: int = 6) -> list[dict[str, object]]:

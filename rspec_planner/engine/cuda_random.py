@@ -33,7 +33,7 @@ from rspec_planner.model.target import Target
 
 
 @contextmanager
-def _made_in(dtype: torch.dtype, device: torch.device) -> Iterator[None]:
+def made_in(dtype: torch.dtype, device: torch.device) -> Iterator[None]:
     """Make the tensors of this block in a dtype on a device."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
@@ -48,7 +48,7 @@ def random_target(profile: ProfileConfig, device: torch.device, dtype: torch.dty
                   seed: int = 0) -> Target:
     """Return a packed target; its weights are drawn on the device in `dtype`."""
     torch.manual_seed(seed)
-    with _made_in(dtype, device):
+    with made_in(dtype, device):
         target = Target(profile)
     target.expert.reset_frequencies(device)
     # tokens must differ by more than the prompt's first words do, or texts run into a loop
@@ -62,7 +62,7 @@ def random_draft(target: Target, *, layers: int = 2, block: int = 16, window: in
     torch.manual_seed(seed)
     cfg = dflash_config(target.cfg, num_layers=layers, block=block, window=window, rotary=rotary,
                         draft_vocab=min(vocabulary, target.cfg.tokens.forbidden_start))
-    with _made_in(target.dtype, target.device):
+    with made_in(target.dtype, target.device):
         draft = Dflash(cfg)
         torch.nn.init.normal_(draft.mask_embedding, std=1.0)
     _lend(draft, target)
@@ -75,7 +75,7 @@ def random_chain(target: Target, *, block: int = 8, window: int = 8, vocabulary:
     torch.manual_seed(seed)
     cfg = eagle3_config(target.cfg, block=block, window=window,
                         draft_vocab=min(vocabulary, target.cfg.tokens.forbidden_start))
-    with _made_in(target.dtype, target.device):
+    with made_in(target.dtype, target.device):
         draft = Eagle3(cfg)
     _lend(draft, target)
     return draft

@@ -20,7 +20,7 @@ come from memory and not from a cache, as they do in a frame.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 import json
 from pathlib import Path
@@ -123,6 +123,11 @@ def measure(product: Product, plan: Plan) -> float:
         if 'OutOfResources' in type(error).__name__:
             return float('inf')
         raise
+    return median_us(run) / len(product.weights)
+
+
+def median_us(run: Callable[[], None]) -> float:
+    """Return the median microseconds of launches that have run before, captured in a graph."""
     graph = capture(run)
     times: list[float] = []
     for _ in range(REPEATS):
@@ -133,7 +138,7 @@ def measure(product: Product, plan: Plan) -> float:
         end.record()
         end.synchronize()
         times.append(start.elapsed_time(end))
-    return 1e3 * sorted(times)[REPEATS // 2] / len(product.weights)
+    return 1e3 * sorted(times)[REPEATS // 2]
 
 
 def tune(products: Sequence[Product], limit: int = 7) -> list[dict[str, object]]:

@@ -21,8 +21,6 @@ believe in cannot pass.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 import json
 from pathlib import Path
 from typing import Any
@@ -32,22 +30,11 @@ import torch
 from torch import nn, Tensor
 from torch.nn import functional
 
+from rspec_planner.engine.cuda_random import made_in
 from rspec_planner.errors import EngineError
 from rspec_planner.evaluate.bench_baseline import _transformers
 from rspec_planner.model.action import ActionExpert
 from rspec_planner.model.upstream_folder import INDEX_NAME
-
-
-@contextmanager
-def _made_in(dtype: torch.dtype, device: torch.device) -> Iterator[None]:
-    """Make modules in a dtype on a device."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        with device:
-            yield
-    finally:
-        torch.set_default_dtype(before)
 
 
 class ReferenceBackbone:
@@ -63,7 +50,7 @@ class ReferenceBackbone:
         for name in ('hidden_size', 'intermediate_size', 'num_attention_heads', 'head_dim'):
             setattr(narrow.text_config, name, config['expert_cfg'][name])
         self.config, self.device, self.dtype = whole, device, dtype
-        with _made_in(dtype, device):
+        with made_in(dtype, device):
             self.vlm = modules.Qwen3VLForConditionalGeneration(whole).eval()
             self.expert = modules.Qwen3VLTextModel(narrow.text_config).eval()
         self._load(self.vlm, 'vlm.', frozenset())
