@@ -25,14 +25,16 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 import hashlib
+from itertools import islice
 import json
 import os
 from pathlib import Path
 from typing import Any
 
+import rspec_planner
 from rspec_planner.errors import ConfigurationError, RspecError
 from rspec_planner.loading import load_planner
-from rspec_planner.offline import OfflineOptions, plan_bag
+from rspec_planner.offline import OfflineOptions, plan_bag, read_parameters
 
 Progress = Callable[[int, int], None]
 Make = Callable[..., Any]
@@ -49,20 +51,37 @@ class Job:
 
 
 def fleet_jobs(bags: Sequence[Path], folder: Path, options: OfflineOptions) -> list[Job]:
-    """Return one job for each bag; bags of one name get the digest of their path as well."""
+    """
+    Return one job for each bag; bags of one name get the digest of their path as well.
+
+    A bag that is given twice, by whichever path, is one job. ConfigurationError for options of
+    one bag and for parameters that no bag could be planned with.
+    """
     if options.out is not None or options.records is not None:
         raise ConfigurationError('--out and --records name files of one bag; give --folder for '
                                  'many')
-    names = Counter(bag.name for bag in bags)
+    settings = fleet_settings(options)
+    paths = {bag.resolve(): bag for bag in reversed(bags)}
+    names = Counter(path.name for path in paths)
     jobs = []
-    for bag in dict.fromkeys(bags):
-        digest = hashlib.sha256(str(bag.resolve()).encode()).hexdigest()[:8]
-        name = bag.name if names[bag.name] == 1 else f'{bag.name}.{digest}'
-        settings = {key: str(value) for key, value in asdict(options).items()
-                    if key not in ('out', 'records', 'overwrite')}
+    for path, bag in reversed(paths.items()):
+        digest = hashlib.sha256(str(path).encode()).hexdigest()[:8]
+        name = path.name if names[path.name] == 1 else f'{path.name}.{digest}'
         jobs.append(Job(bag, replace(options, records=folder / f'{name}.plans.jsonl'),
-                        folder / f'{name}.report.json', {**settings, 'bag': str(bag.resolve())}))
+                        folder / f'{name}.report.json', {**settings, 'bag': str(path)}))
     return jobs
+
+
+def fleet_settings(options: OfflineOptions) -> dict[str, Any]:
+    """Return what decides the plans of a bag: parameters, topics, weights, this package."""
+    from rspec_planner.planner.staging import source_digests
+    parameters = read_parameters(options)
+    topics = options.topics.read_text(encoding='utf-8') if options.topics is not None else ''
+    return {'parameters': json.loads(json.dumps(asdict(parameters), default=str)),
+            'topics': topics, 'version': rspec_planner.__version__,
+            'weights': source_digests(
+                parameters.model.checkpoint,
+                parameters.speculation.draft if parameters.speculation.enabled else 'none')}
 
 
 def _identity(bag: Path) -> list[list[Any]]:
@@ -77,10 +96,19 @@ def finished(job: Job) -> dict[str, Any] | None:
     try:
         found = json.loads(job.report.read_text(encoding='utf-8'))
         same = (found['settings'] == job.settings and found['files'] == _identity(job.bag)
-                and job.options.records is not None and job.options.records.is_file())
-    except (OSError, ValueError, KeyError, TypeError):
-        return None  # never done, or cut off: planned again
+                and found['records'] == _digest(job.options.records)
+                and isinstance(found['report']['plans'], int))
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None  # never done, cut off or tampered with: planned again
     return dict(found['report']) if same else None
+
+
+def _digest(path: Path | None) -> str:
+    """Return the sha256 of a file in hex; OSError when it is not there."""
+    if path is None:
+        raise FileNotFoundError('no records')
+    with path.open('rb') as file:
+        return hashlib.file_digest(file, 'sha256').hexdigest()
 
 
 def run_job(job: Job, make_planner: Make = load_planner) -> dict[str, Any]:
@@ -90,16 +118,27 @@ def run_job(job: Job, make_planner: Make = load_planner) -> dict[str, Any]:
     try:
         files = _identity(job.bag) if job.bag.exists() else []
         report = plan_bag(job.bag, job.options, make_planner=make_planner)
+        plain: dict[str, Any] = json.loads(json.dumps(report, default=str))
+        _write(job, files, plain)
     except RspecError as error:
         return {'error': str(error)}
+    except OSError as error:
+        return {'error': f'{error.filename or job.bag}: {error.strerror or error}; check the '
+                         'path, its permissions and the free space'}
     except Exception as error:  # a defect in one bag must not stop the others
         return {'error': f'unexpected {type(error).__name__}: {error}'}
-    plain: dict[str, Any] = json.loads(json.dumps(report, default=str))
-    part = job.report.with_name(f'.{job.report.name}.{os.getpid()}')
-    part.write_text(json.dumps({'settings': job.settings, 'files': files, 'report': plain}),
-                    encoding='utf-8')
-    part.replace(job.report)
     return {'report': plain}
+
+
+def _write(job: Job, files: list[list[Any]], report: Mapping[str, Any]) -> None:
+    """Write the report of a bag, which appears under its name only when it is whole."""
+    part = job.report.with_name(f'.{job.report.name}.{os.getpid()}')
+    try:
+        part.write_text(json.dumps({'settings': job.settings, 'files': files, 'report': report,
+                                    'records': _digest(job.options.records)}), encoding='utf-8')
+        part.replace(job.report)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def _serial(jobs: Sequence[Job], make_planner: Make) -> Iterator[tuple[Job, dict[str, Any]]]:
@@ -109,30 +148,65 @@ def _serial(jobs: Sequence[Job], make_planner: Make) -> Iterator[tuple[Job, dict
 
 def _ray(jobs: Sequence[Job], workers: int, make_planner: Make
          ) -> Iterator[tuple[Job, dict[str, Any]]]:
-    """Run jobs as Ray tasks of one processor each; a worker that dies is one failed bag."""
+    """Run jobs as Ray tasks, `workers` at a time; a worker that dies is one failed bag."""
     try:
         import ray
     except ImportError:
         raise ConfigurationError(f'--workers {workers} needs Ray; pip install -r '
                                  'requirements-fleet.txt, or leave --workers out') from None
-    started = not ray.is_initialized()
+    started, many = not ray.is_initialized(), min(workers, len(jobs))
     if started:
-        ray.init(num_cpus=workers, include_dashboard=False, log_to_driver=False,
-                 configure_logging=False)
+        _connect(ray, many)
     try:
-        task = ray.remote(num_cpus=1, max_retries=0)(run_job)
-        waiting = {task.remote(job, make_planner): job for job in jobs}
-        while waiting:
-            (done, *_), _ = ray.wait(list(waiting), num_returns=1)
-            job = waiting.pop(done)
+        task = ray.remote(**_needs(ray, jobs[0]), max_retries=0)(run_job)
+        left, running = iter(jobs), {}
+        for job in islice(left, many):
+            running[task.remote(job, make_planner)] = job
+        while running:
+            (done, *_), _ = ray.wait(list(running), num_returns=1)
+            job = running.pop(done)
             try:
-                yield job, ray.get(done)
+                result = ray.get(done)
             except ray.exceptions.RayError as error:
                 line = ' '.join(str(error).split())[:300]
-                yield job, {'error': f'the worker ended: {line}'}
+                result = {'error': f'the worker ended: {line}'}
+            for following in islice(left, 1):
+                running[task.remote(following, make_planner)] = following
+            yield job, result
     finally:
         if started:
             ray.shutdown()
+
+
+def _connect(ray: Any, workers: int) -> None:
+    """
+    Join the cluster that RAY_ADDRESS names, or start Ray here with so many processors.
+
+    ConfigurationError when the cluster does not answer. Nothing is told to Ray's makers.
+    """
+    os.environ.setdefault('RAY_USAGE_STATS_ENABLED', '0')
+    address = os.environ.get('RAY_ADDRESS') or 'local'
+    size = {'num_cpus': workers, 'include_dashboard': False} if address == 'local' else {}
+    try:
+        ray.init(address=address, log_to_driver=False, configure_logging=False, **size)
+    except (Exception, SystemExit) as error:  # its client exits the process after two minutes
+        line = ' '.join(str(error).split())[:200]
+        raise ConfigurationError(f"Ray did not start at '{address}' ({type(error).__name__}: "
+                                 f'{line}); check RAY_ADDRESS, or leave --workers out') from None
+
+
+def _needs(ray: Any, job: Job) -> dict[str, int]:
+    """Return what Ray must reserve for a bag; a task without a GPU would not see any."""
+    device = job.settings['parameters']['model']['device']
+    if not device.startswith('cuda'):
+        return {'num_cpus': 1}
+    if not ray.cluster_resources().get('GPU'):  # the tasks would wait for ever
+        raise ConfigurationError(f"model.device is '{device}' and Ray finds no GPU; use --device "
+                                 'cpu, or leave --workers out')
+    if device != 'cuda':
+        raise ConfigurationError(f"model.device is '{device}' and Ray chooses the GPU of each "
+                                 'worker; use --device cuda')
+    return {'num_cpus': 1, 'num_gpus': 1}
 
 
 def plan_fleet(bags: Sequence[Path], options: OfflineOptions, folder: Path, *, workers: int = 0,

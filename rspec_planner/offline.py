@@ -306,11 +306,20 @@ class _RecordFile:
         return lambda record: print(json.dumps(record), file=self._stream)
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
-        self._stream.close()
-        if kind is None:
-            self._part.replace(self._path)
-        else:
-            self._part.unlink()
+        try:
+            self._stream.close()  # writes what is left, also of what failed
+            if kind is None:
+                self._part.replace(self._path)
+        except OSError as failed:
+            raise self._refusal(failed) from error
+        finally:
+            self._part.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename is None:  # of a write
+            raise self._refusal(error) from error
+
+    def _refusal(self, error: OSError) -> ConfigurationError:
+        return ConfigurationError(f'{self._path}: cannot be written ({error.strerror or error}); '
+                                  'make room, or name a file elsewhere')
 
 
 def _require_plans(bag: Path, tally: _Tally) -> None:

@@ -436,3 +436,19 @@ def test_real_networks_give_the_same_records_twice(tmp_path):
     assert (tmp_path / 'x').read_bytes() == (tmp_path / 'y').read_bytes()
     records = [json.loads(line) for line in open(tmp_path / 'x')]
     assert len({json.dumps(r['poses']) for r in records}) == 7  # each plan is its own
+
+
+def test_records_on_a_full_disk_are_refused_by_name(bag, tmp_path):
+    """The limit on the size of a file stands for the disk; both raise OSError in a write."""
+    import resource
+    import signal
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (3000, before[1]))
+        with pytest.raises(ConfigurationError, match=r'r\.jsonl: cannot be written \(File too'):
+            run(bag, records=tmp_path / 'r.jsonl')
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert not list(tmp_path.iterdir())
