@@ -89,7 +89,8 @@ $(STAMPS)/package: setup.py setup.cfg $(STAMPS)/runtime
 	@$(PIP) --no-deps --no-build-isolation -e .
 	@touch $@
 
-$(STAMPS)/dev: requirements-dev.txt requirements-engine.txt $(STAMPS)/package
+$(STAMPS)/dev: requirements-dev.txt requirements-engine.txt requirements-data.txt \
+  requirements-fleet.txt $(STAMPS)/package
 	@echo "installing requirements-dev.txt"
 	@$(PIP) -r requirements-dev.txt
 	@touch $@
