@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from rspec_planner.train.draft_settings import DraftSettings
 
 TEST_SPLITS = ('val', 'on-shelf', 'off-shelf')
+#: clips of the validation split in mid-manoeuvre, and their name among the splits of a cache
+VAL_DRIVE_CLIPS, VAL_DRIVE = 200, 'val-drive'
 CHECKPOINT_FOLDER = 'checkpoint'
 #: what `--smoke` changes: a handful of clips and steps
 SMOKE = {'train_clips': 12, 'test_clips': 4, 'batch_clips': 4, 'epochs': 4.0, 'workers': 1,
@@ -83,16 +85,26 @@ def begun_draft(kind: str, folder: str | Path, target: Target, digest: str) -> D
 
 
 def clip_specs(settings: DraftSettings, rank: int = 0, world: int = 1) -> list[Any]:
-    """Return this process's training clips, the validation clips and, at rank 0, the tests."""
+    """
+    Return this process's training clips, the validation clips and, at rank 0, the tests.
+
+    A share of the training pairs, and at rank 0 a part of the validation split once more, are
+    shown in mid-manoeuvre.
+    """
+    from rspec_planner.train.jobs import driven_on
     from rspec_planner.world.splits import extra_spec, split_specs
     train = split_specs('train')
     train = train[:settings.train_clips] if settings.train_clips else train
     train += [extra_spec(i) for i in range(settings.extra_clips)]
-    pairs = [train[i:i + 2] for i in range(0, len(train), 2)]
+    pairs = [driven_on(tuple(train[i:i + 2]), i, settings.drive_share)
+             for i in range(0, len(train), 2)]
     mine = [spec for pair in pairs[rank:len(pairs) // world * world:world] for spec in pair]
     splits = TEST_SPLITS if rank == 0 else TEST_SPLITS[:1]
     for split in splits:
         mine += split_specs(split)[:settings.test_clips or None]
+    if rank == 0 and settings.drive_share:
+        later = split_specs('val')[:settings.test_clips or VAL_DRIVE_CLIPS]
+        mine += [replace(spec, drive=1) for spec in later]
     return mine
 
 
@@ -100,7 +112,7 @@ def split_reports(trainer: DraftTrainer, per_clip: bool = False) -> dict[str, di
     """Return the simulated lengths of a trained draft on every test split of its cache."""
     present = set(trainer.cache.splits)
     return {split: trainer.lengths(trainer.cache.rows(split)).report(per_clip)
-            for split in TEST_SPLITS if split in present}
+            for split in (*TEST_SPLITS, VAL_DRIVE) if split in present}
 
 
 def train_draft(kind: str, config_path: str | Path | None, out_dir: str | Path, *,

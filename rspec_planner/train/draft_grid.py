@@ -39,6 +39,7 @@ from rspec_planner.errors import RspecError
 if TYPE_CHECKING:
     import torch
 
+    from rspec_planner.model.draft import Draft
     from rspec_planner.model.target import Target
     from rspec_planner.train.draft_data import TargetCache
     from rspec_planner.train.draft_loop import DraftTrainer
@@ -93,9 +94,10 @@ class Results:
 class Lane:
     """Trains one run after the other on one stream of one device."""
 
-    def __init__(self, target: Target, cache: TargetCache):
+    def __init__(self, target: Target, cache: TargetCache, begin: Path | None = None):
+        """`begin`: folder of drafts that runs of their names go on from."""
         import torch
-        self.target, self.cache = target, cache
+        self.target, self.cache, self.begin = target, cache, begin
         self.cuda = cache.device.type == 'cuda'
         self.stream: Any = None
         if self.cuda:
@@ -119,12 +121,20 @@ class Lane:
         splits = ('train', 'extra') if run.settings.extra_clips else ('train',)
         with self._here():
             rows = self.cache.rows(*splits)
-            draft, _ = new_draft(run.settings, self.target, self.cache, rows)
+            draft = self._begun(run) if self.begin is not None \
+                else new_draft(run.settings, self.target, self.cache, rows)[0]
             self.trainer = DraftTrainer(draft, self.target, self.cache, run.settings,
                                         name=run.key, train_rows=rows)
             self.trainer.prepare()
         self._steps = self.trainer.steps()
         self._events.clear()
+
+    def _begun(self, run: GridRun) -> Draft:
+        """Return the draft to go on from; the target's weights may have changed since."""
+        from rspec_planner.model.draft_checkpoint import load_draft
+        assert self.begin is not None
+        draft = load_draft(self.begin / run.name, self.target)
+        return draft.requires_grad_(True)
 
     def advance(self) -> bool | None:
         """Issue a step if the device keeps up; True: issued, False: not now, None: finished."""
@@ -260,7 +270,7 @@ def run_grid(options: argparse.Namespace) -> dict[str, Any]:
     places = [(target, cache)]
     for device in devices[1:]:
         places.append((open_target(options.target, device)[0], cache.to(device)))
-    lanes = [Lane(*places[i % len(places)]) for i in range(options.lanes)]
+    lanes = [Lane(*places[i % len(places)], options.init_from) for i in range(options.lanes)]
     if options.tune:
         now = time.monotonic()
         Grid(lanes, grid_runs(('tune',), base, (0,), options.only), results,
@@ -343,6 +353,8 @@ def main(arguments: list[str] | None = None) -> int:
                         help='clips beyond the train split, for the runs that ask for them')
     parser.add_argument('--set', action='append', default=[], metavar='NAME=VALUE',
                         help='a draft setting for all runs, such as epochs=40')
+    parser.add_argument('--init-from', type=Path, help=(
+        'folder of draft folders; each run goes on from the one of its name'))
     parser.add_argument('--smoke', action='store_true', help='a few clips and steps')
     options = parser.parse_args(arguments)
     given = sys.argv[1:] if arguments is None else arguments

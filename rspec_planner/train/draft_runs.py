@@ -84,6 +84,13 @@ _GROUPS: dict[str, list[tuple[str, dict[str, Any], str]]] = {
     # what is shipped: a block that holds a whole reasoning, so that one iteration can be enough
     'ship': [('dflash', {**_SHORT, 'block': 24, 'layers': layers, 'epochs': 20.0}, '')
              for layers in (1, 2)],
+    # all six that the package embeds, to go on from with --init-from
+    'embedded': [('eagle3', {**_SHORT}, ''),
+                 ('dflash', {**_WHOLE, 'rotary': 'flat'}, ''),
+                 ('dflash', {**_WHOLE, 'rotary': 'mirror'}, ''),
+                 ('dflash', {**_SHORT, 'block': 24}, ''),
+                 ('dflash', {**_SHORT}, ''),
+                 ('dflash', {**_SHORT, 'block': 24, 'layers': 1}, '')],
     'rotary': [(kind, {**_WHOLE, 'rotary': rotary}, '') for kind in ('dflash', 'eagle3')
                for rotary in ('flat', 'mirror')],
     # early in training a draft still errs on trained clips: what post-training starts from

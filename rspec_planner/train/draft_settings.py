@@ -47,6 +47,7 @@ class DraftSettings:
     workers: int = 0  # render processes; 0: processors minus two
     train_clips: int = 0  # 0: the whole train split
     extra_clips: int = 0  # clips beyond the split
+    drive_share: float = 0.5  # of the training pairs: seen in mid-manoeuvre, see world/onward
     test_clips: int = 0  # of each of val, on-shelf and off-shelf; 0: the whole split
     batch_clips: int = 64  # of one step, over all processes
     # optimisation
@@ -83,6 +84,9 @@ class DraftSettings:
             if getattr(self, name) not in allowed:
                 raise ConfigurationError(f'{name}={getattr(self, name)!r}: choose one of '
                                          f'{", ".join(allowed)}')
+        if not 0.0 <= self.drive_share <= 1.0:
+            raise ConfigurationError(f'drive_share={self.drive_share}: choose a share from 0 to '
+                                     '1, such as 0.5')
         for name in ('batch_clips', 'epochs', 'learning_rate', 'evaluate_epochs'):
             if getattr(self, name) <= 0:
                 raise ConfigurationError(

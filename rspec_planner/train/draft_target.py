@@ -251,8 +251,13 @@ def build_cache(target: Target, tokenizer: TextTokenizer, specs: Sequence[ClipSp
         done += _flush(writer, group)
     if progress is not None:
         progress(done, len(specs))
-    return writer.finish(clip_names(specs), [spec.split for spec in specs],
+    return writer.finish(clip_names(specs), [split_name(spec) for spec in specs],
                          [spec.family for spec in specs], digest)
+
+
+def split_name(spec: ClipSpec) -> str:
+    """Return the split of a clip; held-out clips in mid-manoeuvre are one of their own."""
+    return f'{spec.split}-drive' if spec.drive and spec.split not in REPLACEABLE else spec.split
 
 
 def prompt_columns(cfg: ProfileConfig, tokenizer: TextTokenizer, route_room: int) -> int:

@@ -184,10 +184,12 @@ def _work(tasks: Any, done: Any, memory: Any, slots: int, shape: tuple[int, ...]
 
 def _render(pixels: np.ndarray, slot: int, ordinal: int, specs: tuple[ClipSpec, ...],
             renderer: Any, rig: Any) -> RenderedPair:
-    from rspec_planner.world.generate import generate_clip, generate_pair
+    from rspec_planner.world.generate import generate_clip
+    from rspec_planner.world.onward import make_pair
     if len(specs) == 2:
-        event_first = sorted(specs, key=lambda spec: not spec.event)
-        clips = tuple(generate_pair(event_first[0], renderer))
+        clips = tuple(make_pair(specs[0], renderer))
+    elif specs[0].drive:
+        clips = (make_pair(specs[0], renderer)[0 if specs[0].event else 1],)
     else:
         clips = (generate_clip(specs[0], renderer),)
     objects = np.stack([object_grid(clip, rig) for clip in clips])

@@ -155,7 +155,8 @@ class TargetTrainer:
         plan = plan_jobs(seed=s.seed, rank=self.ranks.rank, world=self.ranks.world,
                          train_clips=s.train_clips, val_clips=s.val_clips,
                          start_clips=s.start_clips, extra=s.extra_clips,
-                         first_extra=s.extra_offset)
+                         first_extra=s.extra_offset, drive_share=s.drive_share,
+                         val_drive_clips=s.val_drive_clips)
         local = int(os.environ.get('LOCAL_WORLD_SIZE', 1))
         workers = s.workers or min(max(len(os.sched_getaffinity(0)) // local - 2, 1), 14)
         cameras = cfg.cameras

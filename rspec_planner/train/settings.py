@@ -52,6 +52,8 @@ class TargetSettings:
     extra_clips: bool = True  # after the split go on with unlimited extra clips
     extra_offset: int = 0  # first extra pair; move it when a run is continued
     val_clips: int = 300
+    drive_share: float = 0.5  # of the training pairs: seen in mid-manoeuvre, see world/onward
+    val_drive_clips: int = 200  # of the validation split, the same way
     # optimisation
     batch_clips: int = 64  # both twins of a pair sit in the same batch
     learning_rate: float = 2e-3
@@ -89,6 +91,9 @@ class TargetSettings:
         if self.batch_clips % 2:
             raise ConfigurationError(
                 f'batch_clips={self.batch_clips}: twins share a batch; choose an even number')
+        if not 0.0 <= self.drive_share <= 1.0:
+            raise ConfigurationError(f'drive_share={self.drive_share}: choose a share from 0 to '
+                                     '1, such as 0.5')
         choices = {'matrix_optimizer': ('adamw', 'muon'), 'precision': ('bf16', 'fp32')}
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:

@@ -33,7 +33,8 @@ from rspec_planner.train.settings import add_options, load_settings, TargetSetti
 #: what `--smoke` changes: a handful of clips, 20 steps, seconds on a laptop
 SMOKE = {'minutes': 2.0, 'reserve_s': 20.0, 'warmup_s': 1.0, 'max_steps': 20, 'workers': 1,
          'pool_clips': 16, 'start_clips': 8, 'train_clips': 8, 'val_clips': 4,
-         'extra_clips': False, 'batch_clips': 4, 'precision': 'fp32', 'flow_samples': 2,
+         'val_drive_clips': 4, 'extra_clips': False, 'batch_clips': 4, 'precision': 'fp32',
+         'flow_samples': 2,
          'evaluate_every_s': 1e9, 'checkpoint_every_s': 1e9}
 
 

@@ -48,10 +48,23 @@ def validate(target: Target, tokenizer: Tokenizer, pool: ClipPool,
     """
     Return decision, pair and attribute accuracy and minADE1 over the pool, summed over ranks.
 
-    Fixed noise, so that two calls differ only by the weights.
+    Those of drive clips have `drive_` before their names. Fixed noise, so that two calls differ
+    only by the weights.
     """
-    clips: list[Clip] = [clip for row in range(pool.size) for clip in pool.clips[row]]
-    places = [(row, k) for row in range(pool.size) for k in range(len(pool.clips[row]))]
+    shown = [row for row in range(pool.size) if not pool.clips[row][0].spec.drive]
+    later = [row for row in range(pool.size) if pool.clips[row][0].spec.drive]
+    metrics = _measure(target, tokenizer, pool, shown, batch_clips)
+    driven = _measure(target, tokenizer, pool, later, batch_clips)
+    if driven['clips']:
+        metrics.update({f'drive_{name}': value for name, value in driven.items()})
+    return metrics
+
+
+def _measure(target: Target, tokenizer: Tokenizer, pool: ClipPool, of_pool: list[int],
+             batch_clips: int) -> dict[str, float]:
+    """Return the metrics over some rows of the pool, summed over ranks."""
+    clips: list[Clip] = [clip for row in of_pool for clip in pool.clips[row]]
+    places = [(row, k) for row in of_pool for k in range(len(pool.clips[row]))]
     prompts = [build_prompt(target.cfg, tokenizer, history_poses(clip.history),
                             clip.navigation_text) for clip in clips]
     planner = BatchedPlanner(target, tokenizer, max_reasoning_tokens=BUDGET)
@@ -69,7 +82,7 @@ def validate(target: Target, tokenizer: Tokenizer, pool: ClipPool,
             right[i] = acceptable(clips[i].decision, text)
             sums[4:] += attribute_matches(clips[i].decision, text)
             error[i] = np.linalg.norm(xy[0] - clips[i].future[:, :2], axis=-1).mean()
-    for row in range(pool.size):
+    for row in of_pool:
         members = [right[i] for i, place_of in enumerate(places) if place_of[0] == row]
         if len(members) == 2:
             sums[2:4] += (1, all(members))

@@ -32,11 +32,13 @@ class ClipSpec:
     index: int  # within (split, family); seed = blake2(split, family, index)
     event: bool  # True: the causal event happens; False: its harmless twin
     variant: str = ''  # off-shelf part: '', 'combination', 'double', 'family', 'rig'
+    drive: int = 0  # above 0: shown later, in mid-manoeuvre; the number seeds how, see `onward`
 
     @property
     def pair_id(self) -> str:
         """Return the name that both twins share."""
-        return f'{self.split}/{self.family}/{self.index}/{self.variant}'
+        drive = f'/drive{self.drive}' if self.drive else ''
+        return f'{self.split}/{self.family}/{self.index}/{self.variant}{drive}'
 
 
 @dataclass(frozen=True)

@@ -213,8 +213,8 @@ def _to_ego(poses: np.ndarray, ego: EgoState) -> np.ndarray:
                      np.arctan2(np.sin(turn), np.cos(turn))], axis=-1)
 
 
-def _record(spec: ClipSpec, rollout: Rollout, blueprint: Blueprint, t0_s: float,
-            images: np.ndarray | None) -> Clip:
+def record(spec: ClipSpec, rollout: Rollout, blueprint: Blueprint, t0_s: float,
+           images: np.ndarray | None) -> Clip:
     """Return the clip of one twin."""
     states, stage = rollout.states, rollout.stage
     ego = states[HISTORY - 1]
@@ -352,7 +352,7 @@ def generate_pair(spec: ClipSpec, renderer: SceneRenderer | None = None,
         images = [np.stack([*event_frames, last[0]], axis=1),
                   np.stack([*twin_frames, last[1]], axis=1)]
     event, twin = (
-        _record(replace(spec, event=flag), rollout, pair.blueprint, pair.t0_s, pixels)
+        record(replace(spec, event=flag), rollout, pair.blueprint, pair.t0_s, pixels)
         for flag, rollout, pixels in ((True, pair.event, images[0]),
                                       (False, pair.twin, images[1])))
     return event, twin
@@ -367,7 +367,7 @@ def generate_clip(spec: ClipSpec, renderer: SceneRenderer | None = None) -> Clip
         renderer = renderer_of(spec, renderer)
         frames = [renderer.render(scene) for scene in rollout.scenes[:-1]]
         images = np.stack([*frames, last[0 if spec.event else 1]], axis=1)
-    return _record(spec, rollout, pair.blueprint, pair.t0_s, images)
+    return record(spec, rollout, pair.blueprint, pair.t0_s, images)
 
 
 def clip_observation(clip: Clip) -> Observation:
