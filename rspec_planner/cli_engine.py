@@ -217,11 +217,16 @@ def _build_bar(label: str) -> Iterator[Callable[[int, int], None]]:
 @click.argument('folders', nargs=-1, type=click.Path(path_type=Path))
 @reports(_engines)
 def list_engines(folders: Sequence[Path]) -> Mapping[str, Any]:
-    """Tell which engines lie in FOLDERS (default: all of engines/) and whether they are intact."""
+    """
+    Tell which engines lie in FOLDERS (default: all of engines/) and whether they are intact.
+
+    Ends with exit code 1 when one is not.
+    """
     from rspec_planner.engine.tensorrt_set import examine_set
-    chosen = folders or sorted(path.parent for path in Path('engines').glob('*/onnx'))
-    return {'engines': [{'folder': folder, **one} for folder in chosen
-                        for one in examine_set(folder)]}
+    chosen = folders or sorted({path.parent for pattern in ('*/onnx', '*/*.*.json')
+                                for path in Path('engines').glob(pattern)})
+    found = [{'folder': folder, **one} for folder in chosen for one in examine_set(folder)]
+    return {'engines': found, 'ok': not any(one['fault'] for one in found)}
 
 
 @engine.command('inspect')

@@ -14,6 +14,7 @@
 """`rspec engine build`, `list`, `inspect` and `selftest` from the command line."""
 
 import json
+import shutil
 
 import pytest
 from tensorrt_rig import write_set
@@ -49,18 +50,28 @@ def test_a_list_names_every_engine_and_its_fault(folder, capsys):
     assert {'bytes', 'sha256', 'version', 'seconds', 'peak_mib'} <= set(found)
     engine = folder / 'verify.tensorrt_rtx.engine'
     engine.write_bytes(engine.read_bytes()[:-1])
-    assert main(['engine', 'list', str(folder)]) == 0
+    assert main(['engine', 'list', str(folder)]) == 1
     assert 'truncated' in capsys.readouterr().out
+
+
+def test_a_list_without_folders_finds_sets_whose_graphs_were_removed(folder, tmp_path, capsys,
+                                                                     monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(['engine', 'list', '--json']) == 0
+    assert told(capsys) == {'engines': [], 'ok': True}
+    shutil.copytree(folder, tmp_path / 'engines' / 'mine', ignore=lambda *_: ['onnx'])
+    assert main(['engine', 'list', '--json']) == 0
+    assert [one['folder'] for one in told(capsys)['engines']] == ['engines/mine']
 
 
 def test_an_unreadable_manifest_hides_no_other_engine(folder, capsys):
     (folder / 'draft.tensorrt_rtx.json').write_text('{')
-    assert main(['engine', 'list', str(folder), '--json']) == 0
+    assert main(['engine', 'list', str(folder), '--json']) == 1
     draft, verify = told(capsys)['engines']
     assert (draft['stage'], draft['flavour'], draft['checked']) == ('draft', 'tensorrt_rtx', False)
     assert 'draft.tensorrt_rtx.json is not valid JSON' in draft['fault']
     assert (verify['stage'], verify['fault'], verify.keys()) == ('verify', '', draft.keys())
-    assert main(['engine', 'list', str(folder)]) == 0
+    assert main(['engine', 'list', str(folder)]) == 1
     assert len(capsys.readouterr().out.splitlines()) == 2
 
 
