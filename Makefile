@@ -43,8 +43,8 @@ unit: $(STAMPS)/dev ## the tests alone
 audit: ## ask PyPI's advisories about every pinned dependency
 	@test -x .venv-audit/bin/pip-audit || { $(PYTHON) -m venv .venv-audit && \
 	  .venv-audit/bin/pip -qq install -r requirements-audit.txt; }
-	.venv-audit/bin/pip-audit --strict --no-deps --disable-pip $(foreach file,requirements.txt \
-	  requirements-ros.txt requirements-engine.txt requirements-dev.txt,-r $(file))
+	.venv-audit/bin/pip-audit --strict --no-deps --disable-pip $(foreach file,\
+	  $(sort $(wildcard requirements*.txt)),-r $(file)) $(ARGS)
 
 clean: ## remove caches, build folders and demo output; keep the environment
 	rm -rf build install log out .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
