@@ -218,8 +218,12 @@ class Prefill(_Text):
 
     def _conclude(self, hidden: Tensor, tables: tuple[Tensor, Tensor]) -> None:
         """Run the last layer for the last rows only, and decide what they say."""
+        last = len(self.layers) - 1
+        self._end_with(hidden, self._project(self.layers[last], hidden, tables, last))
+
+    def _end_with(self, hidden: Tensor, q: Tensor) -> None:
+        """Run what follows the last layer's projection for the last rows, and decide."""
         last, frame = len(self.layers) - 1, self.frame
-        q = self._project(self.layers[last], hidden, tables, last)
         first = frame.at(Slot.P) - (self._tail - 1)
         slots = self._index + first
         held = self.cache.keys[last][0], self.cache.values[last][0]

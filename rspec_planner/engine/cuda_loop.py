@@ -49,6 +49,8 @@ from rspec_planner.model.text import KVCache
 
 #: rows of the cache come in whole chunks of attention
 _CHUNK = 128
+#: rows of a verify that costs what one row costs: the smallest tile (`kernels.linear.row_tile`)
+NARROW = 16
 
 
 class DeviceFrame:
@@ -58,26 +60,28 @@ class DeviceFrame:
                  draft: Draft | None = None, guess_room: int = 0, samples: int = 1,
                  flow_steps: int | None = None, kernels: Kernels | None = None,
                  width: int | None = None, fp8: Fp8Weights | None = None,
-                 narrow_guess: bool = False) -> None:
+                 narrow_guess: bool = False, widest: int = 0) -> None:
         """
         Make the buffers for prompts of up to `prompt_rows` rows, guess included.
 
         budget: the most generated tokens. draft: None decodes one token a forward, or `width`
-        rows of which all but the first are wasted. guess_room: guessed tokens that a prefill
-        verifies. narrow_guess: a guess is proposed to the verifies instead, see `GuessedText`.
-        fp8: what `quantise_target` made of the target, for prefill, verify and flow. Raises
-        ConfigurationError for a draft that does not run here.
+        rows of which all but the first are wasted unless a guess fills them. guess_room: guessed
+        tokens that a prefill verifies. narrow_guess: a guess is proposed to the verifies instead,
+        see `GuessedText`. fp8: what `quantise_target` made of the target, for prefill, verify and
+        flow. widest: the widest verify of another frame that must say the same bit for bit.
+        Raises ConfigurationError for a draft that does not run here.
         """
-        if narrow_guess and (draft is None or guess_room):
-            raise ConfigurationError('a guess is verified by narrow forwards only with a draft, '
-                                     'and then not in the prefill too: give a draft and no '
-                                     'guess_room')
+        if narrow_guess and (guess_room or (draft is None and (width or 1) == 1)):
+            raise ConfigurationError('a guess is verified by narrow forwards only in blocks, and '
+                                     'then not in the prefill too: give a draft, or a width '
+                                     'above 1, and no guess_room')
         cfg, device = target.cfg, target.device
         self.kernels = kernels or kernels_for(device)
         if fp8 is not None:
             self.kernels = fp8.kernels(self.kernels)
         width = draft.cfg.block if draft is not None else width or 1
-        rows = prompt_rows + budget + 2 * width + 1
+        self._widest = max(width, widest, NARROW)
+        rows = prompt_rows + budget + 2 * self._widest + 1
         rows += -rows % _CHUNK
         self.frame = FrameBuffers(rows, prompt_rows, guess_room, cfg.tokens, samples,
                                   cfg.action_space.n_waypoints, device, budget)
@@ -97,7 +101,6 @@ class DeviceFrame:
         expert = None if fp8 is None else fp8.expert
         self.flow = Flow(target, self.kernels, self.frame, self.cache,
                          flow_steps or cfg.flow.num_steps, expert)
-        self._widest = width
         self._decode_with(target, draft, width)
 
     def _decode_with(self, target: Target, draft: Draft | None, width: int) -> None:
@@ -106,8 +109,7 @@ class DeviceFrame:
         self.verify = Verify(target, self.kernels, self.frame, self.cache, self.taps, width,
                              self._layers, self._widest)
         self.draft = None if draft is None else self._device_draft(draft)
-        self._idle = None if draft is not None else torch.full(
-            (width - 1,), tokens.pad, device=target.device)
+        self._blank = torch.full((width - 1,), tokens.pad, device=target.device)
         self._follow = (tokens.cot_end, tokens.traj_future_start)
         self._script: tuple[Tensor, Tensor] | None = None
         self._wrong = tokens.pad
@@ -126,6 +128,7 @@ class DeviceFrame:
         It says the same bit for bit, because its products use the tiles of this frame's verify.
         """
         twin = copy(self)
+        twin._guessed = None
         twin._decode_with(target, None, width)
         return twin
 
@@ -176,19 +179,22 @@ class DeviceFrame:
 
     def iterate(self) -> None:
         """Enqueue one draft, verify and acceptance."""
-        frame, verify, proposals = self.frame, self.verify, self._idle
+        frame, verify, proposals = self.frame, self.verify, self._blank
         if self.draft is not None:
             self.draft()
             proposals = self.draft.proposals
             if self._script is not None:
                 self.kernels.replay(frame.numbers, *self._script, proposals, self._wrong)
-            if self._guessed is not None:
-                self._guessed(proposals)
+        if self._guessed is not None:
+            if self.draft is None:
+                proposals.fill_(self._wrong)  # not what the last iteration left
+            self._guessed(proposals)
+        drafted = self.draft is not None or self._guessed is not None
         self.kernels.begin(frame.numbers, frame.tokens, proposals, verify.ids, self._follow)
         verify()
         self.kernels.accept(frame.numbers, frame.tokens, verify.ids, verify.best, frame.stops,
                             frame.counts,
-                            proposed=frame.at(Slot.ZERO) if self.draft is None else None)
+                            proposed=None if drafted else frame.at(Slot.ZERO))
 
     def decode(self) -> None:
         """Iterate, reading on the host after each iteration whether another one is needed."""

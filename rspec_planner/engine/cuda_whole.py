@@ -14,31 +14,27 @@
 """
 Prefills that carry every row through the last layer, because a draft of the whole context taps it.
 
-At the R1 shapes no draft taps the last layer; at the tiny profile all do.
+At the R1 shapes no draft taps the last layer; at the tiny profile all do. What is said comes from
+the narrow rows all the same, so that it rounds as without a draft.
 """
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from rspec_planner.engine.cuda_decoder import Prefill
 from rspec_planner.engine.cuda_fp8_prefill import Fp8Prefill
-from rspec_planner.engine.kernels.frame import Slot
 
 
 class WholePrefill(Prefill):
     """A prefill whose last layer runs for all rows."""
 
     def _conclude(self, hidden: Tensor, tables: tuple[Tensor, Tensor]) -> None:
-        last, frame = len(self.layers) - 1, self.frame
+        last = len(self.layers) - 1
         q = self._project(self.layers[last], hidden, tables, last)
-        hidden = self._finish(self.layers[last], hidden, self._mix(q, last))
-        self.taps.rows[:len(hidden), self.taps.layers.index(last)] = hidden
-        rows = torch.arange(len(self.best), device=self.device) + frame.at(Slot.P)
-        self.choose(hidden.index_select(0, rows), self.best)
-        self.kernels.accept(frame.numbers, frame.tokens, frame.tokens.index_select(0, rows),
-                            self.best, frame.stops, proposed=frame.at(Slot.GUESS))
+        column = self.taps.rows[:len(hidden), self.taps.layers.index(last)]
+        column.copy_(self._finish(self.layers[last], hidden.clone(), self._mix(q, last)))
+        self._end_with(hidden, q)
 
 
 class WholeFp8Prefill(WholePrefill, Fp8Prefill):

@@ -21,7 +21,8 @@ every image in every frame. The four take turns every few frames, so that a mach
 drifts favours none. Rendering is outside the clock.
 
 All must say what the autoregressive planner says, and cold must drive what stateless drives, bit
-for bit: they differ only in what is computed again.
+for bit: they differ only in what is computed again. On a GPU the autoregressive planner's products
+are cut for as many rows as the draft's block, so that they round alike.
 """
 
 from __future__ import annotations
@@ -48,8 +49,7 @@ from rspec_planner.world.rig import Rig
 from rspec_planner.world.scenarios import FAMILIES
 
 STAGES = ('preprocess', 'encode', 'prefill', 'decode', 'action', 'postprocess')
-#: frames before the measured ones; a GPU's memory settles with the second of kept features
-WARM_UP, WARM_UP_CUDA = 5, 15
+WARM_UP = 5  # frames before the measured ones
 TURN = 10  # frames; the first of each turn finds the processor's caches cold
 HISTORY, FRAMES = 16, 4
 STEP_NS = 100_000_000
@@ -91,8 +91,10 @@ def observation_of(window: list[DriveFrame], rig: Rig, cameras: tuple[str, ...])
 
 
 def percentiles(values: list[float]) -> dict[str, float]:
-    """Return p50, p95 and p99, rounded to microseconds."""
-    found = np.percentile(values, [50, 95, 99]) if values else np.zeros(3)
+    """Return p50, p95 and p99 of milliseconds, rounded to microseconds; nothing of none."""
+    if not values:
+        return {}
+    found = np.percentile(values, [50, 95, 99])
     return {name: round(float(v), 3) for name, v in zip(('p50', 'p95', 'p99'), found)}
 
 
@@ -128,6 +130,10 @@ class _Samples:
         for name in STAGES:
             self.stages[name].append(getattr(plan.times, f'{name}_ms'))
 
+    def mismatches(self, texts: list[tuple[int, ...]]) -> int:
+        """Return how many frames, warm-up included, do not say these texts."""
+        return sum(a != b for a, b in zip(self.said, texts))
+
     def report(self) -> dict[str, Any]:
         """Return percentiles of whole frames and of their stages, milliseconds."""
         return {**percentiles(self.totals), 'mean': round(float(np.mean(self.totals)), 3),
@@ -149,9 +155,11 @@ def _ways(source: str | Path, device: str, draft: str, loop: str, tokens: int | 
     directory = EMBEDDED / source if source in EMBEDDED_NAMES else Path(source)
     target, tokenizer = open_checkpoint(directory, existing_device(device))
     routine = open_draft(None if draft == 'none' else draft, directory, target)
+    widest = 0 if routine is None else routine.cfg.block
     options: dict[str, dict[str, Any]] = {
         'streaming': {'draft': routine, 'reuse': True}, 'stateless': {'draft': routine},
-        'autoregressive': {}, 'cold': {'draft': routine, 'use_vision_cache': False}}
+        'autoregressive': {'widest': widest},
+        'cold': {'draft': routine, 'use_vision_cache': False}}
     return {name: _Samples(Planner(target, tokenizer, loop=loop, max_reasoning_tokens=tokens,
                                    **option))
             for name, option in options.items()}
@@ -177,20 +185,18 @@ def bench_frame(profile: str = 'tiny', device: str = 'cpu', frames: int = 40, *,
     """
     Time whole frames of a profile; `p50` at the top is that of streaming frames, in ms.
 
-    frames: measured frames, after `warm_up` others, None for WARM_UP. checkpoint: a folder in
-    place of the profile's embedded weights. draft: 'none' for a checkpoint without one. loop: see
+    frames: measured frames, after `warm_up` others. checkpoint: a folder in place of the
+    profile's embedded weights. draft: 'none' for a checkpoint without one. loop: see
     `planner.device_stages`, by default 'while' on a GPU and 'host' elsewhere. tokens: budget of
     a reasoning, by default the profile's; random weights spend all of it. Raises
     ConfigurationError for a count below 1.
 
-    token_mismatches counts frames of all ways that say something else than the autoregressive
-    one, nondeterministic_frames those that cold and stateless do not drive alike; warm-up is
-    included in both.
+    token_mismatches counts frames that say something else than the autoregressive way, of all
+    ways and of each, nondeterministic_frames those that cold and stateless do not drive alike;
+    warm-up is included in both.
     """
     if frames < 1:
         raise ConfigurationError(f'frames {frames}: must be at least 1')
-    if warm_up is None:
-        warm_up = WARM_UP if device == 'cpu' else WARM_UP_CUDA
     loop = loop or ('host' if device == 'cpu' else 'while')
     ways = _ways(profile if checkpoint is None else checkpoint, device, draft, loop, tokens)
     streaming = ways['streaming'].planner
@@ -201,7 +207,9 @@ def bench_frame(profile: str = 'tiny', device: str = 'cpu', frames: int = 40, *,
         for way in ways.values():
             for index, observation in enumerate(observations[first:first + TURN], start=first):
                 way.plan(observation, index >= warm_up)
-    found = {name: way.report() for name, way in ways.items()}
+    plain = ways['autoregressive'].said
+    found = {name: {**way.report(), 'token_mismatches': way.mismatches(plain)}
+             for name, way in ways.items()}
     place = torch.device(device)
     return {'profile': streaming.profile.name, 'device': device, 'hardware': hardware(place),
             'processors': len(os.sched_getaffinity(0)), 'threads': torch.get_num_threads(),
@@ -214,8 +222,7 @@ def _agreement(ways: dict[str, _Samples]) -> dict[str, Any]:
     """Return how the ways differ, and what the streaming one asked of host and memory."""
     streaming, plain = ways['streaming'], ways['autoregressive']
     syncs = [count for count in streaming.syncs if count is not None]
-    return {'token_mismatches': sum(a != b for way in ways.values()
-                                    for a, b in zip(way.said, plain.said)),
+    return {'token_mismatches': sum(way.mismatches(plain.said) for way in ways.values()),
             'nondeterministic_frames': sum(
                 a != b for a, b in zip(ways['cold'].driven, ways['stateless'].driven)),
             'host_syncs_per_frame': max(syncs) if syncs else None,

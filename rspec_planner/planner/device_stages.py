@@ -31,7 +31,7 @@ from torch import Tensor
 from rspec_planner.decode.stats import DecodeStats
 from rspec_planner.engine.cuda_fp8 import Fp8Weights
 from rspec_planner.engine.cuda_graph import CapturedExecutor, FrameRunner, MODES
-from rspec_planner.engine.cuda_loop import DeviceFrame
+from rspec_planner.engine.cuda_loop import DeviceFrame, NARROW
 from rspec_planner.engine.cuda_vision import Tower
 from rspec_planner.engine.executor import Executor
 from rspec_planner.engine.torch_executor import vision_executor
@@ -52,25 +52,28 @@ class DeviceStages:
 
     def __init__(self, target: Target, *, prompt: int, budget: int, samples: int, steps: int,
                  draft: Draft | None, loop: str, guess_in: str = 'verify',
-                 fp8: Fp8Weights | None = None) -> None:
+                 reuse: bool = True, widest: int = 0, fp8: Fp8Weights | None = None) -> None:
         """
         Make buffers for prompts of up to `prompt` tokens and texts of up to `budget`.
 
-        loop: see `engine.cuda_graph`. guess_in: one of GUESS_PLACES; without a draft a guess is
-        verified in the prefill. fp8: what `quantise_target` made of the target. Raises
-        ConfigurationError for unknown names and for a draft that does not run on the device.
+        loop: see `engine.cuda_graph`. guess_in: one of GUESS_PLACES. Without `reuse` no guess is
+        taken, and no row waits for one. widest: the widest verify of other stages that must say
+        the same bit for bit, see `DeviceFrame`. fp8: what `quantise_target` made of the target.
+        Raises ConfigurationError for unknown names and for a draft that does not run on the
+        device.
         """
         if loop not in MODES:
             raise ConfigurationError(f"loop '{loop}': use one of {', '.join(MODES)}, or host")
         if guess_in not in GUESS_PLACES:
             raise ConfigurationError(f"guess_in '{guess_in}': use one of "
                                      f'{", ".join(GUESS_PLACES)}')
-        narrow = guess_in == 'verify' and draft is not None
-        self._room = budget if narrow else min(budget, GUESS_ROOM)
-        inside = 0 if narrow else self._room
+        narrow = reuse and guess_in == 'verify'
+        inside = min(budget, GUESS_ROOM) if reuse and not narrow else 0
+        self._room = budget if narrow else inside
         self.frame = DeviceFrame(target, prompt_rows=prompt + inside, budget=budget, draft=draft,
                                  guess_room=inside, samples=samples, flow_steps=steps,
-                                 narrow_guess=narrow, fp8=fp8)
+                                 width=NARROW if narrow else 1, narrow_guess=narrow,
+                                 widest=widest, fp8=fp8)
         self._loop, self._steps, self._budget = loop, steps, budget
         self._block = draft.cfg.block if draft is not None else 1
         cameras = target.cfg.cameras

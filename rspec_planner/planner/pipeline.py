@@ -77,13 +77,15 @@ class Planner:
                  draft: Draft | None = None, reuse: bool = False,
                  make_stages: StageMaker = torch_stages,
                  limits: TrajectoryLimits = DEFAULT_LIMITS, loop: str = 'host',
-                 guess_in: str = 'verify', fp8: Fp8Weights | None = None) -> None:
+                 guess_in: str = 'verify', widest: int = 0,
+                 fp8: Fp8Weights | None = None) -> None:
         """
         Without a draft decode autoregressively; `reuse` verifies the last text first.
 
         loop: 'host' runs what make_stages makes, anything else the device-resident frame, for
-        which guess_in says where a text is verified, see `DeviceStages`. fp8: what
-        `quantise_target` made of the target; only the device-resident frame reads it.
+        which guess_in says where a text is verified and widest as how wide a draft's its products
+        round, see `DeviceStages`. fp8: what `quantise_target` made of the target; only the
+        device-resident frame reads it.
         """
         if fp8 is not None and loop == 'host':
             raise ConfigurationError("fp8 needs the device-resident frame: give loop 'while' "
@@ -110,12 +112,14 @@ class Planner:
         else:
             self._stages = DeviceStages(target, prompt=longest, budget=self._budget,
                                         samples=samples, steps=self._flow_steps, draft=draft,
-                                        loop=loop, guess_in=guess_in, fp8=fp8)
+                                        loop=loop, guess_in=guess_in, reuse=reuse, widest=widest,
+                                        fp8=fp8)
             self.executors = {**self.executors, 'loop': loop}
         self._target, self._quantised = target, fp8 is not None
         self._reuse, self._limits = reuse, limits
         self._last_ids: tuple[int, ...] = ()
-        self._cache = VisionCache() if use_vision_cache else None
+        images = len(target.cfg.cameras.names) * target.cfg.cameras.frames
+        self._cache = VisionCache(2 * images) if use_vision_cache else None
         self._space = UnicycleActionSpace(target.cfg.action_space)
         self._noise = _noise(target, samples, seed)
         self._synchronize = _synchronizer(target.device) if loop == 'host' else None
