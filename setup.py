@@ -43,7 +43,7 @@ setup(
     version=version(),
     packages=find_packages(exclude=['test', 'test.*']),
     package_data={NAME: [f'resource/{NAME}', 'resource/tiny/*',
-                         'resource/drafts/*/*']},
+                         'resource/drafts/*/*', 'engine/kernels/*.cu*']},
     data_files=[
         ('share/ament_index/resource_index/packages', [f'{NAME}/resource/{NAME}']),
         (SHARE, ['package.xml']),

@@ -69,11 +69,11 @@ Launch = Callable[[Args], None]
 class CudaLaunch:
     """The compiled kernel of one plan, launched on the current stream."""
 
-    def __init__(self, plan: PersistentPlan, trace: bool = False) -> None:
-        """Compile and load. EngineError where the GPU or the compiler refuses."""
+    def __init__(self, plan: PersistentPlan, trace: bool = False, free: bool = False) -> None:
+        """Compile, see `machine_code`, and load. EngineError where either is refused."""
         self._driver, _ = bindings()
         self._blocks = plan.blocks
-        code, self.report = machine_code(plan, trace)
+        code, self.report = machine_code(plan, trace, free)
         self._module = done(self._driver.cuModuleLoadData(code))
         self._kernel = done(self._driver.cuModuleGetFunction(self._module, b'persistent'))
         limit = self._driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
@@ -171,6 +171,13 @@ class PersistentLayers:
                          0 if tap is None else tap.data_ptr()])
         return torch.tensor(rows, dtype=torch.int64, device=device)
 
+    def first(self, count: int, launch: Launch) -> PersistentLayers:
+        """Return a twin over the same buffers that runs the first layers, through a launch."""
+        twin = copy(self)
+        twin._launch, twin._args = launch, Args.from_buffer_copy(self._args)
+        twin._args.count = count
+        return twin
+
     def with_rows(self, rows: int, taps: Mapping[int, Tensor]) -> PersistentLayers:
         """Return a twin over the same weights and buffers that uses other rows and taps."""
         twin = copy(self)
@@ -233,6 +240,8 @@ class PersistentFlow(Flow):
 
 class PersistentVerify(Verify):
     """The verify of another one, all layers in one launch."""
+
+    persistent: PersistentLayers
 
     def __init__(self, verify: Verify, launch: Launch | None = None, blocks: int = 0,
                  trace: bool = False, like: PersistentVerify | None = None) -> None:

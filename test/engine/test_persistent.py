@@ -18,8 +18,8 @@ persistent_host.h stands for the GPU: fibers for threads, copies that land late,
 drawn from a seed. Compiling for sm_90a needs NVRTC and no GPU.
 """
 
-from dataclasses import dataclass
 import ctypes
+from dataclasses import dataclass
 import functools
 from pathlib import Path
 import shutil

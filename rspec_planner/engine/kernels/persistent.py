@@ -122,23 +122,24 @@ class PersistentPlan:
         """Return the parts of the keys, of which warps of one block may take two or more."""
         return self.parts * (128 // self.queries)
 
-    def macros(self, trace: bool = False) -> dict[str, int]:
-        """Return what the source is compiled with."""
+    def macros(self, trace: bool = False, free: bool = False) -> dict[str, int]:
+        """Return what the source is compiled with, see `machine_code`."""
         rows = self.row_slots * self.rows * 128
         return {
-            'THREADS': THREADS, 'TRACE': int(trace), 'ROWS': self.rows, 'HIDDEN': self.hidden,
-            'HEADS': self.heads, 'KV': self.kv_heads, 'INTER': self.intermediate,
-            'GRID': self.blocks, 'CAUSAL': int(self.causal), 'PARTS': self.parts,
+            'THREADS': THREADS, 'TRACE': int(trace), 'FREE': int(free),
+            'ROWS': self.rows, 'HIDDEN': self.hidden, 'HEADS': self.heads,
+            'KV': self.kv_heads, 'INTER': self.intermediate, 'GRID': self.blocks,
+            'CAUSAL': int(self.causal), 'PARTS': self.parts,
             'KEYS': min(64, self.slot // _KEY_BYTES // 16 * 16), 'SLOT': self.slot,
             'WEIGHT_SLOTS': (SHARED - _ASIDE - rows) // self.slot, 'ROW_SLOTS': self.row_slots,
             'QKV_C': self.qkv.wide, 'QKV_S': self.qkv.split, 'OUT_C': self.out.wide,
             'OUT_S': self.out.split, 'UP_C': self.up.wide, 'DOWN_C': self.down.wide,
             'DOWN_S': self.down.split}
 
-    def source(self, trace: bool = False) -> str:
-        """Return the CUDA C++ source."""
+    def source(self, trace: bool = False, free: bool = False) -> str:
+        """Return the CUDA C++ source, see `machine_code`."""
         macros = ''.join(f'#define {name} {value}\n'
-                         for name, value in self.macros(trace).items())
+                         for name, value in self.macros(trace, free).items())
         return macros + ''.join((_FOLDER / name).read_text(encoding='utf-8') for name in SOURCES)
 
 
@@ -164,10 +165,10 @@ def bindings() -> tuple[Any, Any]:
     """Return the driver and NVRTC modules of cuda-bindings; EngineError without them."""
     try:
         from cuda.bindings import driver, nvrtc
-    except ImportError as error:
-        raise EngineError(f"Python module '{error.name}' is missing and the persistent kernel "
-                          'needs it: pip install -r requirements-cuda.txt, or run the layers one '
-                          'by one') from None
+        nvrtc.nvrtcVersion()
+    except (ImportError, RuntimeError) as error:  # the second one: no library to load
+        raise EngineError('NVRTC or cuda-bindings is missing and the persistent kernel needs '
+                          f'both: pip install -r requirements-cuda.txt ({error})') from None
     return driver, nvrtc
 
 
@@ -180,16 +181,18 @@ def done(result: tuple[Any, ...]) -> Any:
     return values[0] if len(values) == 1 else tuple(values)
 
 
-def machine_code(plan: PersistentPlan, trace: bool = False) -> tuple[bytes, str]:
+def machine_code(plan: PersistentPlan, trace: bool = False,
+                 free: bool = False) -> tuple[bytes, str]:
     """
     Return the kernel for sm_90a and the compiler's report of registers and spills.
 
-    trace: the first block writes cycle counts of every phase. Raises EngineError with the
+    trace: the first block writes cycle counts of every phase. free: no block waits for another
+    one, which says what the barriers cost; the results are noise. Raises EngineError with the
     compiler's log where it refuses the source.
     """
     _, nvrtc = bindings()
-    program = done(nvrtc.nvrtcCreateProgram(plan.source(trace).encode(), b'persistent.cu', 0, [],
-                                            []))
+    source = plan.source(trace, free).encode()
+    program = done(nvrtc.nvrtcCreateProgram(source, b'persistent.cu', 0, [], []))
     options = [b'--gpu-architecture=sm_90a', b'--std=c++17', b'--ptxas-options=-v']
     code = nvrtc.nvrtcCompileProgram(program, len(options), options)[0]
     log = b' ' * int(done(nvrtc.nvrtcGetProgramLogSize(program)))

@@ -95,6 +95,7 @@ DEVICE void grid_arrive(u32* counter) {
   asm volatile("red.release.gpu.global.add.u32 [%0], 1;" :: "l"(counter) : "memory");
 }
 DEVICE void grid_wait(u32* counter, u32 least) {
+  if (FREE) return;  // what the barriers cost: a launch without them, whose results are noise
   Watchdog dog;
   u32 seen;
   do {
