@@ -341,7 +341,7 @@ def bench_gpu(profile: str, device: str, out: Path, seconds: float, only: str,
 
 
 @bench.command('frame')
-@click.option('--profile', default='tiny', show_default=True)
+@click.option('--profile', default='', help="Default: the checkpoint's, or tiny.")
 @click.option('--device', default='cpu', show_default=True)
 @click.option('--frames', type=int, default=40, show_default=True,
               help='Measured frames, after some of warm-up.')
@@ -376,7 +376,8 @@ def bench_frame(profile: str, device: str, frames: int, checkpoint: Path | None,
     """
     Time whole frames stage by stage, and compare what they say and drive.
 
-    alpamayo-r1 without a checkpoint: random weights, as bench device-frame does.
+    alpamayo-r1 without a checkpoint: random weights, as bench device-frame does. A checkpoint's
+    folder says which profile it holds; another --profile is refused.
     """
     use_plans(plans)
     if profile == 'alpamayo-r1' and checkpoint is None:
@@ -388,4 +389,4 @@ def bench_frame(profile: str, device: str, frames: int, checkpoint: Path | None,
                                  'alpamayo-r1, or use bench device-frame')
     from rspec_planner.evaluate.bench import bench_frame as measure
     return measure(profile, device, frames, checkpoint=checkpoint, seed=seed, draft=draft,
-                   loop=loop, tokens=tokens)
+                   loop=loop, tokens=tokens, reuse_in=reuse_in)

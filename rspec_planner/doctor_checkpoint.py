@@ -47,7 +47,12 @@ from rspec_planner.model.checkpoint import read_files, read_manifest
 from rspec_planner.model.config import ProfileConfig
 from rspec_planner.model.target import Target
 from rspec_planner.model.upstream_checkpoint import free_bytes
-from rspec_planner.model.upstream_folder import examine_folder, FolderReport, is_upstream
+from rspec_planner.model.upstream_folder import (
+    examine_folder,
+    existing_folder,
+    FolderReport,
+    is_upstream,
+)
 from rspec_planner.model.upstream_hashes import differing, recorded_sums, SUMS_NAME
 from rspec_planner.planner.checkpoints import (
     chosen_draft,
@@ -75,10 +80,8 @@ def examine_checkpoint(checkpoint: str, device: str = '', hashes: bool = False
     device and EngineError for a folder that does not exist; everything else is a finding.
     """
     place = _device(device)
-    folder = EMBEDDED / checkpoint if checkpoint in EMBEDDED_NAMES else Path(checkpoint)
-    if not folder.is_dir():
-        raise EngineError(f'checkpoint folder {folder} does not exist: give the folder that '
-                          'holds config.json and the weights')
+    folder = existing_folder(EMBEDDED / checkpoint if checkpoint in EMBEDDED_NAMES
+                             else checkpoint)
     if is_upstream(folder):
         return _released(folder, place, hashes)
     return _ours(folder, place)

@@ -13,17 +13,23 @@
 # limitations under the License.
 """The frame benchmark: real neighbouring frames, honest bookkeeping."""
 
+from dataclasses import replace
+
+from click.testing import CliRunner
 import numpy as np
 import pytest
 
-from rspec_planner.errors import ConfigurationError
+from rspec_planner.cli import cli
+from rspec_planner.errors import ConfigurationError, EngineError
 from rspec_planner.evaluate.bench import bench_frame, drive_observations, percentiles
 from rspec_planner.model.dflash import Dflash
 from rspec_planner.model.draft import dflash_config
 from rspec_planner.model.draft_checkpoint import save_draft, target_digest
+from rspec_planner.planner.pipeline import Planner
 from rspec_planner.train.profiles import new_target
 from rspec_planner.train.saving import export
 
+WAYS = ('streaming', 'stateless', 'autoregressive', 'cold')
 CAMERAS = ('cross_left', 'front_wide', 'cross_right', 'front_tele')
 
 
@@ -46,11 +52,12 @@ def test_a_short_run_reports_every_stage_of_every_way(tmp_path):
     assert report['profile'] == 'smoke' and report['frames'] == 2
     assert report['draft'] == 'dflash-l2-b8-w8-flat'
     assert report['p50'] == report['streaming']['p50'] > 0
-    for way in ('streaming', 'stateless', 'autoregressive', 'cold'):
+    for way in WAYS:
         stages = report[way]['stages']
         assert set(stages) >= {'encode', 'prefill', 'decode', 'action'}
         assert sum(stage['p50'] for stage in stages.values()) <= 1.5 * report[way]['p99']
         assert report[way]['tokens'] == report['streaming']['tokens']  # the same plans
+        assert report[way]['token_mismatches'] == 0
     assert report['token_mismatches'] == report['nondeterministic_frames'] == 0
     assert (report['loop'], report['host_syncs_per_frame']) == ('host', None)
     assert report['autoregressive']['iterations'] == report['autoregressive']['tokens'] - 1
@@ -63,8 +70,40 @@ def test_the_device_resident_loop_says_the_same_and_counts_its_waits():
     assert report['allocations_after_warmup'] == 0
 
 
+def test_a_way_that_says_something_else_is_named(monkeypatch):
+    plan, made = Planner.plan, []
+
+    def other(planner, observation):
+        found = plan(planner, observation)
+        made.append(found)
+        if planner._reuse and len(made) % 2:
+            said = replace(found.reasoning, token_ids=found.reasoning.token_ids[:-1])
+            return replace(found, reasoning=said)
+        return found
+
+    monkeypatch.setattr(Planner, 'plan', other)
+    report = bench_frame(frames=2, warm_up=0, tokens=3)
+    assert {name: report[name]['token_mismatches'] for name in WAYS} == {
+        'streaming': 1, 'stateless': 0, 'autoregressive': 0, 'cold': 0}
+    assert report['token_mismatches'] == 1
+
+
+def test_a_folder_of_another_profile_is_refused(tmp_path):
+    target, tokenizer = new_target(smoke=True)
+    folder = export(target, tokenizer, tmp_path, {})
+    with pytest.raises(ConfigurationError, match=f"profile 'tiny': {folder} holds smoke; leave"):
+        bench_frame('tiny', frames=1, checkpoint=folder)
+    done = CliRunner().invoke(cli, ['bench', 'frame', '--profile', 'alpamayo-1.5', '--checkpoint',
+                                    str(folder)])
+    assert done.exit_code != 0 and 'holds smoke' in str(done.exception)
+    with pytest.raises(EngineError, match='does not exist: give the folder that holds config.json '
+                                          'and the weights'):
+        bench_frame(checkpoint=tmp_path / 'none')
+
+
 def test_percentiles_of_a_ramp():
     assert percentiles(list(range(101))) == {'p50': 50.0, 'p95': 95.0, 'p99': 99.0}
+    assert percentiles([]) == {}
 
 
 def test_no_frames_is_refused():

@@ -39,7 +39,12 @@ import numpy as np
 import torch
 
 from rspec_planner.errors import ConfigurationError
-from rspec_planner.planner.checkpoints import existing_device, open_checkpoint, open_draft
+from rspec_planner.planner.checkpoints import (
+    existing_device,
+    folder_profile,
+    open_checkpoint,
+    open_draft,
+)
 from rspec_planner.planner.drafts import EMBEDDED, EMBEDDED_NAMES
 from rspec_planner.planner.history import to_local
 from rspec_planner.planner.observation import Observation
@@ -149,15 +154,27 @@ def _allocated(planner: Planner) -> int:
     return int(torch.cuda.memory_stats(planner.device)['allocation.all.allocated'])
 
 
-def _ways(source: str | Path, device: str, draft: str, loop: str, tokens: int | None
-          ) -> dict[str, _Samples]:
+def _folder(profile: str, checkpoint: str | Path | None) -> Path:
+    """Return the folder to open; ConfigurationError where it holds another profile."""
+    if checkpoint is None:
+        name = profile or EMBEDDED_NAMES[0]
+        return EMBEDDED / name if name in EMBEDDED_NAMES else Path(name)
+    held = folder_profile(checkpoint).name
+    if profile not in ('', held):
+        raise ConfigurationError(f"profile '{profile}': {checkpoint} holds {held}; leave "
+                                 '--profile out, or give another folder')
+    return Path(checkpoint)
+
+
+def _ways(directory: Path, device: str, draft: str, loop: str, tokens: int | None,
+          reuse_in: str) -> dict[str, _Samples]:
     """Return the planners that are compared, by name; they share one target and one draft."""
-    directory = EMBEDDED / source if source in EMBEDDED_NAMES else Path(source)
     target, tokenizer = open_checkpoint(directory, existing_device(device))
     routine = open_draft(None if draft == 'none' else draft, directory, target)
     widest = 0 if routine is None else routine.cfg.block
     options: dict[str, dict[str, Any]] = {
-        'streaming': {'draft': routine, 'reuse': True}, 'stateless': {'draft': routine},
+        'streaming': {'draft': routine, 'reuse': True, 'guess_in': reuse_in},
+        'stateless': {'draft': routine},
         'autoregressive': {'widest': widest},
         'cold': {'draft': routine, 'use_vision_cache': False}}
     return {name: _Samples(Planner(target, tokenizer, loop=loop, max_reasoning_tokens=tokens,
@@ -178,18 +195,19 @@ def hardware(device: torch.device) -> str:
     return names[0] if names else platform.processor() or platform.machine()
 
 
-def bench_frame(profile: str = 'tiny', device: str = 'cpu', frames: int = 40, *,
+def bench_frame(profile: str = '', device: str = 'cpu', frames: int = 40, *,
                 checkpoint: str | Path | None = None, seed: int = 0, draft: str = 'default',
-                loop: str = '', warm_up: int = WARM_UP, tokens: int | None = None
-                ) -> dict[str, Any]:
+                loop: str = '', warm_up: int = WARM_UP, tokens: int | None = None,
+                reuse_in: str = 'verify') -> dict[str, Any]:
     """
     Time whole frames of a profile; `p50` at the top is that of streaming frames, in ms.
 
-    frames: measured frames, after `warm_up` others. checkpoint: a folder in place of the
-    profile's embedded weights. draft: 'none' for a checkpoint without one. loop: see
+    profile: '' takes the checkpoint's, or tiny. frames: measured frames, after `warm_up` others.
+    checkpoint: a folder in place of the profile's embedded weights. draft: 'none' for a checkpoint without one. loop: see
     `planner.device_stages`, by default 'while' on a GPU and 'host' elsewhere. tokens: budget of
-    a reasoning, by default the profile's; random weights spend all of it. Raises
-    ConfigurationError for a count below 1.
+    a reasoning, by default the profile's; random weights spend all of it. reuse_in: see
+    `DeviceStages`. Raises ConfigurationError for a count below 1 and for a folder of another
+    profile.
 
     token_mismatches counts frames that say something else than the autoregressive way, of all
     ways and of each, nondeterministic_frames those that cold and stateless do not drive alike;
@@ -198,7 +216,7 @@ def bench_frame(profile: str = 'tiny', device: str = 'cpu', frames: int = 40, *,
     if frames < 1:
         raise ConfigurationError(f'frames {frames}: must be at least 1')
     loop = loop or ('host' if device == 'cpu' else 'while')
-    ways = _ways(profile if checkpoint is None else checkpoint, device, draft, loop, tokens)
+    ways = _ways(_folder(profile, checkpoint), device, draft, loop, tokens, reuse_in)
     streaming = ways['streaming'].planner
     cameras = streaming.profile.cameras
     observations = list(drive_observations(frames + warm_up, cameras.width, cameras.height,

@@ -93,8 +93,10 @@ class FrameWay:
         return result
 
     def report(self) -> dict[str, Any]:
-        """Return percentiles in milliseconds."""
-        count = max(len(self.wall_ms), 1)
+        """Return percentiles in milliseconds; no times where no frame was planned."""
+        if not self.wall_ms:
+            return {'frames': 0}
+        count = len(self.wall_ms)
         return {**percentiles(self.device_ms), 'frames': len(self.wall_ms),
                 'wall': percentiles(self.wall_ms),
                 'stages': {name: percentiles(times) for name, times in self.stages.items()},

@@ -33,10 +33,11 @@ import torch
 from torch import Tensor
 
 from rspec_planner.errors import EngineError
+from rspec_planner.model.bounded import read_bounded
 from rspec_planner.model.config import ProfileConfig
 from rspec_planner.model.target import Target
 from rspec_planner.model.upstream_checkpoint import load_upstream
-from rspec_planner.model.upstream_folder import is_upstream
+from rspec_planner.model.upstream_folder import existing_folder, is_upstream
 
 MAX_SHARD_BYTES = 8_000_000
 HEADER_BYTES = 64 * 1024  # room for the safetensors header within the limit
@@ -96,13 +97,12 @@ def write_weights(tensors: Mapping[str, Tensor], config: Mapping[str, Any],
 
 def read_manifest(directory: str | Path) -> dict[str, Any]:
     """Return the manifest of a checkpoint folder; EngineError when there is none."""
-    folder = Path(directory)
-    if not folder.is_dir():
-        raise EngineError(f'checkpoint folder {folder} does not exist: give the folder that '
-                          f'holds {CONFIG_NAME} and {MANIFEST_NAME}')
+    folder = existing_folder(directory)
     path = folder / MANIFEST_NAME
     try:
-        manifest = json.loads(_read(path))
+        manifest = json.loads(read_bounded(path))
+    except OSError as error:
+        raise EngineError(f'{path} cannot be read ({error.strerror}): {REMEDY}') from error
     except (ValueError, RecursionError) as error:
         raise EngineError(f'{path} is not valid JSON ({error}): {REMEDY}') from error
     if not isinstance(manifest, dict) or not isinstance(manifest.get('files'), dict):

@@ -69,6 +69,15 @@ class FolderReport:
         return (*self.config_problems, *self.file_problems, *self.weight_problems)
 
 
+def existing_folder(folder: str | Path) -> Path:
+    """Return the path of a checkpoint folder; EngineError when there is none."""
+    place = Path(folder)
+    if not place.is_dir():
+        raise EngineError(f'checkpoint folder {place} does not exist: give the folder that holds '
+                          f'{CONFIG_NAME} and the weights')
+    return place
+
+
 def is_upstream(folder: str | Path) -> bool:
     """
     Return whether a folder is to be read as a released checkpoint.
@@ -92,10 +101,7 @@ def _is_profile(folder: Path) -> bool:
 
 def examine_folder(folder: str | Path) -> FolderReport:
     """Read config, index and headers of a folder; nothing raises but a missing folder."""
-    place = Path(folder)
-    if not place.is_dir():
-        raise EngineError(f'checkpoint folder {place} does not exist: give the folder that holds '
-                          f'{CONFIG_NAME} and the weights')
+    place = existing_folder(folder)
     config, table = None, Table()
     config_problems, file_problems = list[str](), list[str]()
     try:

@@ -26,13 +26,14 @@ from pathlib import Path
 import torch
 
 from rspec_planner.errors import ConfigurationError, EngineError
+from rspec_planner.model.bounded import read_bounded
 from rspec_planner.model.checkpoint import CONFIG_NAME, load_target, REMEDY
 from rspec_planner.model.config import ProfileConfig
 from rspec_planner.model.draft import Draft
 from rspec_planner.model.draft_checkpoint import load_draft
 from rspec_planner.model.target import Target
 from rspec_planner.model.upstream_config import read_upstream_config, UpstreamConfig
-from rspec_planner.model.upstream_folder import is_upstream
+from rspec_planner.model.upstream_folder import existing_folder, is_upstream
 from rspec_planner.planner.alpamayo_tokenizer import load_alpamayo_tokenizer
 from rspec_planner.planner.drafts import draft_folder, DRAFTS
 from rspec_planner.planner.tokenizer import load_tokenizer, TextTokenizer, TOKENIZER_FILE
@@ -66,9 +67,9 @@ def folder_profile(directory: str | Path) -> ProfileConfig:
         config = read_upstream_config(directory)
         refuse_unknown_prompt(directory, config)
         return config.profile
-    path = Path(directory) / CONFIG_NAME
+    path = existing_folder(directory) / CONFIG_NAME
     try:
-        return ProfileConfig.from_dict(json.loads(path.read_text(encoding='utf-8')))
+        return ProfileConfig.from_dict(json.loads(read_bounded(path)))
     except OSError as error:
         raise EngineError(f'{path} cannot be read ({error.strerror}): {REMEDY}') from error
     except (ValueError, TypeError, KeyError, AttributeError) as error:

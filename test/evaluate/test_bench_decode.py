@@ -107,6 +107,7 @@ def test_a_leftover_that_is_read_is_counted(monkeypatch):
     monkeypatch.setattr(Prefill, '__call__', forgetful)
     report = bench_device_frame('tiny', 'cpu', 2, eager=0, lengths=(7.4,))
     assert report['nondeterministic_frames'] == 1
+    assert report['ways']['whole text reused'] == {'frames': 0}  # and no times
 
 
 def test_every_kind_of_draft_is_timed_beside_its_verify():
