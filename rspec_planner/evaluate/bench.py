@@ -203,11 +203,11 @@ def bench_frame(profile: str = '', device: str = 'cpu', frames: int = 40, *,
     Time whole frames of a profile; `p50` at the top is that of streaming frames, in ms.
 
     profile: '' takes the checkpoint's, or tiny. frames: measured frames, after `warm_up` others.
-    checkpoint: a folder in place of the profile's embedded weights. draft: 'none' for a checkpoint without one. loop: see
-    `planner.device_stages`, by default 'while' on a GPU and 'host' elsewhere. tokens: budget of
-    a reasoning, by default the profile's; random weights spend all of it. reuse_in: see
-    `DeviceStages`. Raises ConfigurationError for a count below 1 and for a folder of another
-    profile.
+    checkpoint: a folder in place of the profile's embedded weights. draft: 'none' for a
+    checkpoint without one. loop: see `planner.device_stages`, by default 'while' on a GPU and
+    'host' elsewhere. tokens: budget of a reasoning, by default the profile's; random weights
+    spend all of it. reuse_in: see `DeviceStages`. Raises ConfigurationError for a count below 1
+    and for a folder of another profile.
 
     token_mismatches counts frames that say something else than the autoregressive way, of all
     ways and of each, nondeterministic_frames those that cold and stateless do not drive alike;
