@@ -85,12 +85,12 @@ _GROUPS: dict[str, list[tuple[str, dict[str, Any], str]]] = {
     'ship': [('dflash', {**_SHORT, 'block': 24, 'layers': layers, 'epochs': 20.0}, '')
              for layers in (1, 2)],
     # all six that the package embeds, to go on from with --init-from
-    'embedded': [('eagle3', {**_SHORT}, ''),
-                 ('dflash', {**_WHOLE, 'rotary': 'flat'}, ''),
-                 ('dflash', {**_WHOLE, 'rotary': 'mirror'}, ''),
-                 ('dflash', {**_SHORT, 'block': 24}, ''),
-                 ('dflash', {**_SHORT}, ''),
-                 ('dflash', {**_SHORT, 'block': 24, 'layers': 1}, '')],
+    'embedded': [('eagle3', {**_SHORT, 'epochs': 5.0}, ''),
+                 ('dflash', {**_WHOLE, 'rotary': 'flat', 'epochs': 9.0}, ''),
+                 ('dflash', {**_WHOLE, 'rotary': 'mirror', 'epochs': 9.0}, ''),
+                 ('dflash', {**_SHORT, 'block': 24, 'epochs': 14.0}, ''),
+                 ('dflash', {**_SHORT, 'epochs': 12.0}, ''),
+                 ('dflash', {**_SHORT, 'block': 24, 'layers': 1, 'epochs': 14.0}, '')],
     'rotary': [(kind, {**_WHOLE, 'rotary': rotary}, '') for kind in ('dflash', 'eagle3')
                for rotary in ('flat', 'mirror')],
     # early in training a draft still errs on trained clips: what post-training starts from

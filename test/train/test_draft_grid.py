@@ -13,6 +13,7 @@
 # limitations under the License.
 """The comparison of drafts: what it runs, what it leaves on disk, what a failure costs."""
 
+from collections import Counter
 import json
 
 from draft_toys import toy_cache, toy_target
@@ -30,6 +31,7 @@ from rspec_planner.train.draft_acceptance import acceptance, simulate
 from rspec_planner.train.draft_runs import grid_runs, GROUPS, tuned_changes
 from rspec_planner.train.draft_settings import DraftSettings
 from rspec_planner.train.draft_unpack import main as unpack_main
+from rspec_planner.train.draft_target import split_name
 from rspec_planner.train.draft_unpack import unpack
 from rspec_planner.train.profiles import new_target
 
@@ -55,8 +57,10 @@ def test_runs_come_by_group_and_seed_with_unique_names():
 def test_processes_share_the_training_pairs_and_all_see_the_validation_clips():
     settings = DraftSettings(train_clips=12, extra_clips=4, test_clips=2)
     whole, first, second = (clip_specs(settings, *place) for place in ((0, 1), (0, 2), (1, 2)))
-    count = {split: sum(s.split == split for s in whole) for split in {s.split for s in whole}}
-    assert count == {'train': 12, 'extra': 4, 'val': 2, 'on-shelf': 2, 'off-shelf': 2}
+    count = Counter(split_name(spec) for spec in whole)
+    assert count == {'train': 12, 'extra': 4, 'val': 2, 'on-shelf': 2, 'off-shelf': 2,
+                     'val-drive': 2}
+    assert 0 < sum(spec.drive for spec in whole if spec.split == 'train') < 12
     learned = [[s for s in specs if s.split in ('train', 'extra')] for specs in (first, second)]
     assert len(learned[0]) == len(learned[1]) == 8 and not set(learned[0]) & set(learned[1])
     assert [s.split for s in second if s not in learned[1]] == ['val', 'val']
@@ -139,6 +143,23 @@ def test_results_and_weights_of_every_run(toys, capsys):
     assert all(path.stat().st_size < 15_000_000 for path in (folder / 'out').iterdir())
 
 
+def test_runs_go_on_from_drafts_of_their_names(toys):
+    target, folder = toys
+    chosen = ('--groups', 'embedded', '--seeds', '1', '--only', 'l2-b16-w')
+    first = work(folder, *chosen)
+    begin = folder / 'begin'
+    for run in first['runs']:
+        unpack(folder / 'out', run['run'], begin / run['name'])
+    work(folder, *chosen, '--init-from', str(begin), '--set', 'learning_rate=1e-12')
+    for run in first['runs']:
+        unpack(folder / 'out', run['run'], folder / 'then')
+        before, after = (load_draft(place, target).state_dict()
+                         for place in (begin / run['name'], folder / 'then'))
+        assert all(torch.equal(before[name], after[name]) for name in before)
+    missing = work(folder, *chosen, '--init-from', str(folder / 'nowhere'))
+    assert all('nowhere' in run['failed'] for run in missing['runs'])
+
+
 def test_packs_stay_below_the_limit(tmp_path, monkeypatch):
     monkeypatch.setattr(draft_grid, 'PACK_BYTES', 5000)
     results = draft_grid.Results(tmp_path, {'note': 1})
@@ -170,4 +191,5 @@ def test_a_small_comparison_from_rendering_to_results(tmp_path, monkeypatch):
     found = json.loads((tmp_path / 'out' / 'results.json').read_text())
     assert code == 0 and [run.get('failed') for run in found['runs']] == [None] * 4
     assert found['clips'].pop('extra') == 2
-    assert found['clips'] == {'off-shelf': 4, 'on-shelf': 4, 'train': 12, 'val': 4}
+    assert found['clips'] == {'off-shelf': 4, 'on-shelf': 4, 'train': 12, 'val': 4,
+                              'val-drive': 4}
