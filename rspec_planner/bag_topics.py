@@ -26,8 +26,6 @@ from pathlib import Path
 import re
 from typing import Any
 
-import yaml
-
 from rspec_planner.command_line import (
     camera_topic,
     info_topic,
@@ -35,6 +33,7 @@ from rspec_planner.command_line import (
     ODOMETRY_TOPIC,
 )
 from rspec_planner.errors import ConfigurationError, InputError
+from rspec_planner.yaml_file import read_yaml
 
 IMAGE_TYPES = ('sensor_msgs/msg/Image', 'sensor_msgs/msg/CompressedImage')
 INFO_TYPE = 'sensor_msgs/msg/CameraInfo'
@@ -71,15 +70,7 @@ class TopicNames:
         """Read a mapping file; None gives the defaults. Raises ConfigurationError."""
         if path is None:
             return TopicNames({})
-        try:
-            content = yaml.safe_load(path.read_text(encoding='utf-8')) or {}
-        except OSError as error:
-            raise ConfigurationError(f'topic mapping {path} cannot be read ({error.strerror}); '
-                                     'check the path') from None
-        except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-            line = ' '.join(str(error).split())
-            raise ConfigurationError(f'topic mapping {path} is not YAML: {line}') from None
-        return _checked(path, content, cameras)
+        return _checked(path, read_yaml(path, 'topic mapping') or {}, cameras)
 
 
 def _checked(path: Path, content: Any, cameras: tuple[str, ...]) -> TopicNames:

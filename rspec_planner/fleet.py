@@ -25,6 +25,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 import hashlib
+from importlib import import_module
 from itertools import islice
 import json
 import os
@@ -35,6 +36,7 @@ import rspec_planner
 from rspec_planner.errors import ConfigurationError, RspecError
 from rspec_planner.loading import load_planner
 from rspec_planner.offline import OfflineOptions, plan_bag, read_parameters
+from rspec_planner.yaml_file import read_yaml
 
 Progress = Callable[[int, int], None]
 Make = Callable[..., Any]
@@ -76,7 +78,7 @@ def fleet_settings(options: OfflineOptions) -> dict[str, Any]:
     """Return what decides the plans of a bag: parameters, topics, weights, this package."""
     from rspec_planner.planner.staging import source_digests
     parameters = read_parameters(options)
-    topics = options.topics.read_text(encoding='utf-8') if options.topics is not None else ''
+    topics = read_yaml(options.topics, 'topic mapping') if options.topics is not None else None
     return {'parameters': json.loads(json.dumps(asdict(parameters), default=str)),
             'topics': topics, 'version': rspec_planner.__version__,
             'weights': source_digests(
@@ -150,7 +152,7 @@ def _ray(jobs: Sequence[Job], workers: int, make_planner: Make
          ) -> Iterator[tuple[Job, dict[str, Any]]]:
     """Run jobs as Ray tasks, `workers` at a time; a worker that dies is one failed bag."""
     try:
-        import ray
+        ray: Any = import_module('ray')
     except ImportError:
         raise ConfigurationError(f'--workers {workers} needs Ray; pip install -r '
                                  'requirements-fleet.txt, or leave --workers out') from None

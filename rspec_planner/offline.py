@@ -74,6 +74,10 @@ class PlannerLike(Protocol):
         """Return the plan of an observation."""
 
 
+#: what `record_of` makes every line of records start with
+_RECORD_STARTS = b'{"t0_ns": '
+
+
 @dataclass(frozen=True)
 class OfflineOptions:
     """Where things are and what overrides the parameter file ('' and None: nothing)."""
@@ -251,10 +255,7 @@ def plan_bag(bag: Path, options: OfflineOptions, *, progress: Progress | None = 
     Raises InputError when the bag cannot be used or gives no plan at all; no file is left then.
     """
     records = options.records or Path(f'{bag}.plans.jsonl')
-    if records.is_dir():
-        raise ConfigurationError(f'--records {records} is a folder; name a file in it')
-    if options.out is not None and options.out.resolve() == bag.resolve():
-        raise ConfigurationError(f'--out {options.out} is the input bag; choose another name')
+    _refuse_targets(bag, records, options.out)
     parameters = read_parameters(options)
     with BagReader(bag) as reader:
         types, counts = reader.topics, reader.counts
@@ -278,6 +279,26 @@ def plan_bag(bag: Path, options: OfflineOptions, *, progress: Progress | None = 
                             plans.write(result)
                 _require_plans(bag, tally)
     return {**_report(tally, records, options.out), 'messages': feeder.messages}
+
+
+def _refuse_targets(bag: Path, records: Path, out: Path | None) -> None:
+    """Raise ConfigurationError where results would replace something that is no result."""
+    if records.is_dir():
+        raise ConfigurationError(f'--records {records} is a folder; name a file in it')
+    if records.exists() and not _holds_records(records):
+        raise ConfigurationError(f'--records {records} exists and holds no records of plans; '
+                                 'choose another name, or remove it')
+    if out is not None and out.resolve() in (bag.resolve(), records.resolve()):
+        what = 'the input bag' if out.resolve() == bag.resolve() else 'also --records'
+        raise ConfigurationError(f'--out {out} is {what}; choose another name')
+
+
+def _holds_records(path: Path) -> bool:
+    """Tell whether a file is one of records, or empty; devices and pipes are not."""
+    if not path.is_file():
+        return False
+    with path.open('rb') as file:
+        return file.read(len(_RECORD_STARTS)) in (b'', _RECORD_STARTS)
 
 
 def _results(reader: BagReader, planner: BagPlanner, topics: TopicMap,

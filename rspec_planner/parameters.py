@@ -31,7 +31,6 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 import jsonschema
-import yaml
 
 from rspec_planner.errors import ConfigurationError
 from rspec_planner.parameter_groups import (
@@ -49,6 +48,7 @@ from rspec_planner.parameter_groups import (
     VehicleParameters,
 )
 from rspec_planner.transport import config_path
+from rspec_planner.yaml_file import read_yaml
 
 __all__ = ['CameraParameters', 'VehicleParameters', 'raise_problems']  # defined elsewhere
 
@@ -198,14 +198,7 @@ def read_parameter_file(path: str | Path, *, node_name: str = NODE_NAME) -> dict
     Nothing is checked but the file's form; sections of other nodes are left out. Raises
     ConfigurationError for a file that is missing, no YAML, or without `ros__parameters`.
     """
-    try:
-        tree = yaml.safe_load(Path(path).read_text(encoding='utf-8'))
-    except OSError as error:
-        raise ConfigurationError(
-            f"parameter file '{path}' cannot be read ({error.strerror}); check the path") from None
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-        line = ' '.join(str(error).split())
-        raise ConfigurationError(f"parameter file '{path}' is not YAML: {line}") from None
+    tree = read_yaml(path, 'parameter file')
     sections = list(_sections(tree)) if isinstance(tree, Mapping) else []
     if not sections:
         raise ConfigurationError(f"parameter file '{path}' has no '/**: ros__parameters:' "

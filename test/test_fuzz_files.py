@@ -37,6 +37,7 @@ from rspec_planner.errors import RspecError
 from rspec_planner.model.checkpoint import load_target, read_files, read_weights
 from rspec_planner.model.draft_checkpoint import load_draft
 from rspec_planner.parameters import load_yaml_parameters, NodeParameters
+from rspec_planner.planner.checkpoints import folder_profile
 from rspec_planner.planner.drafts import EMBEDDED
 from rspec_planner.planner.tokenizer import load_tokenizer
 from rspec_planner.transport import config_path
@@ -350,3 +351,32 @@ def test_no_source_of_ours_unpickles_or_calls_a_shell():
     assert found == []
 
 
+
+
+@pytest.mark.parametrize('read', [
+    load_yaml_parameters, lambda path: TopicNames.read(path, ('front_wide',))],
+    ids=['parameters', 'topics'])
+def test_yaml_that_unfolds_or_never_ends(folder, read):
+    """Aliases of aliases took minutes and then the memory, a link to /dev/zero likewise."""
+    path = folder / 'laugh.yaml'
+    lines = ['/**:', '  ros__parameters:', '    a0: &a0 {x: 1}']
+    lines += [f'    a{i}: &a{i} {{{", ".join(f"k{j}: *a{i - 1}" for j in range(10))}}}'
+              for i in range(1, 12)]
+    path.write_text('\n'.join(lines), encoding='utf-8')
+    with pytest.raises(RspecError, match=r'is not YAML: alias \*a0: write the value out'):
+        read(path)
+    path.unlink()
+    path.symlink_to('/dev/zero')
+    with pytest.raises(RspecError, match=r'cannot be read \(more than 1048576 bytes\)'):
+        read(path)
+    path.unlink()
+
+
+@pytest.mark.parametrize('name', ['manifest.json', 'config.json'])
+def test_json_that_never_ends(checkpoint, folder, name):
+    copy = folder / f'endless_{name}'
+    shutil.copytree(checkpoint, copy)
+    (copy / name).unlink()
+    (copy / name).symlink_to('/dev/zero')
+    with pytest.raises(RspecError, match=r'cannot be read \(more than 33554432 bytes\)'):
+        (folder_profile if name == 'config.json' else read_files)(copy)

@@ -16,6 +16,7 @@ import dataclasses
 from dataclasses import replace
 import json
 import math
+import os
 
 from drives import Ego, RIG, StraightDrive
 import numpy as np
@@ -436,6 +437,29 @@ def test_real_networks_give_the_same_records_twice(tmp_path):
     assert (tmp_path / 'x').read_bytes() == (tmp_path / 'y').read_bytes()
     records = [json.loads(line) for line in open(tmp_path / 'x')]
     assert len({json.dumps(r['poses']) for r in records}) == 7  # each plan is its own
+
+
+@pytest.mark.parametrize('existing', ['the bag itself', "somebody's notes", 'a pipe', 'the out'])
+def test_nothing_but_records_is_replaced(bag, tmp_path, existing):
+    """Somebody mistypes, or names /dev/null: what is there must be there afterwards."""
+    mine, options = tmp_path / bag.name, {}
+    mine.write_bytes(bag.read_bytes())
+    target = tmp_path / 'there'
+    if existing == 'the bag itself':
+        target = mine
+    elif existing == 'a pipe':
+        os.mkfifo(target)
+    elif existing == 'the out':
+        target, options = tmp_path / 'both.mcap', {'out': tmp_path / 'both.mcap'}
+    else:
+        target.write_text('milk, bread\n', encoding='utf-8')
+    before = target.stat() if target.exists() else None
+    with pytest.raises(ConfigurationError, match='also --records' if options else
+                       'exists and holds no records of plans; choose another name'):
+        run(mine, records=target, **options)
+    assert (target.stat() if target.exists() else None) == before
+    run(mine, records=tmp_path / 'fresh')
+    run(mine, records=tmp_path / 'fresh')  # records may be replaced by records
 
 
 def test_records_on_a_full_disk_are_refused_by_name(bag, tmp_path):

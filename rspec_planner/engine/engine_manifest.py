@@ -32,6 +32,7 @@ from typing import Any
 from rspec_planner.engine.stages import Port, Weight
 from rspec_planner.engine.tensorrt_library import FLAVOURS
 from rspec_planner.errors import EngineError
+from rspec_planner.model.bounded import read_bounded
 
 SCHEMA = 1
 #: where the graphs and stages.json of a set folder lie; its engines lie above
@@ -169,7 +170,7 @@ def read_manifest(folder: str | Path, stage: str, flavour: str) -> EngineManifes
     path = manifest_path(folder, stage, flavour)
     remedy = 'build the engine again: rspec engine build'
     try:
-        content = json.loads(path.read_text(encoding='utf-8'))
+        content = json.loads(read_bounded(path))
     except FileNotFoundError as error:
         raise EngineError(f'{path} does not exist, so there is no {stage} engine for {flavour}: '
                           f'{_build_line(stage, flavour)}') from error
@@ -216,14 +217,15 @@ def read_engine(folder: str | Path, manifest: EngineManifest) -> bytes:
         raise EngineError(f'{manifest_path(folder, manifest.stage, manifest.flavour)} names '
                           f'{manifest.file}, which is no plain file name: {build}')
     try:
-        data = path.read_bytes()
+        size = path.stat().st_size  # a link to a device has none
+        data = path.read_bytes() if size == manifest.bytes else b''
     except FileNotFoundError as error:
         raise EngineError(f'{path} does not exist but its manifest does: {build}') from error
     except OSError as error:
         raise EngineError(f'{path} cannot be read ({error.strerror}): check its '
                           'permissions') from error
-    if len(data) != manifest.bytes:
-        raise EngineError(f'{path} has {len(data)} bytes, its manifest says {manifest.bytes}: it '
+    if size != manifest.bytes:
+        raise EngineError(f'{path} has {size} bytes, its manifest says {manifest.bytes}: it '
                           f'was truncated or replaced; copy it again, or {build}')
     found = sha256_of(data)
     if found != manifest.sha256:

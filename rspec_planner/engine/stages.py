@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from rspec_planner.errors import EngineError
+from rspec_planner.model.bounded import read_bounded
 
 STAGES_NAME = 'stages.json'
 SCHEMA = 1
@@ -183,7 +184,7 @@ def read_stages(folder: str | Path, verify: bool = True) -> StageSet:
     """
     path = Path(folder) / STAGES_NAME
     try:
-        data = json.loads(path.read_text(encoding='utf-8'))
+        data = json.loads(read_bounded(path))
         if data['schema'] != SCHEMA:
             raise EngineError(f'{path} has schema {data["schema"]}, this version reads {SCHEMA}: '
                               f'{REMEDY}')

@@ -27,9 +27,8 @@ from pathlib import Path
 from typing import Any
 
 from rspec_planner.errors import EngineError
+from rspec_planner.model.bounded import read_bounded
 
-#: a released config.json has a few kB
-MAX_JSON_BYTES = 32 * 1024 * 1024
 RESTORE = 'download it again, or correct it by hand'
 #: counts and sizes beyond these are no model of a released kind; what they would make is counted
 #: layer by layer and multiplied, so that an edited file could cost hours, or overflow
@@ -51,11 +50,7 @@ _POSITIVE = ('max_freq', 'rope_theta', 'rms_norm_eps')
 def read_json(path: Path) -> dict[str, Any]:
     """Return the object in a JSON file; EngineError names the file and what is wrong with it."""
     try:
-        size = path.stat().st_size
-        if size > MAX_JSON_BYTES:
-            raise EngineError(f'{path} has {size} bytes, at most {MAX_JSON_BYTES} are read: '
-                              f'{RESTORE}')
-        found = json.loads(path.read_bytes())
+        found = json.loads(read_bounded(path))
     except OSError as error:
         raise EngineError(f'{path} cannot be read ({error.strerror}): {RESTORE}') from None
     except (ValueError, RecursionError) as error:

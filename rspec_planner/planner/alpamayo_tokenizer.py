@@ -35,6 +35,7 @@ from typing import Any
 import tokenizers
 
 from rspec_planner.errors import ConfigurationError, EngineError
+from rspec_planner.model.bounded import read_bounded
 from rspec_planner.model.config import ProfileConfig, TokenIds
 from rspec_planner.planner.tokenizer import TOKENIZER_FILE
 
@@ -112,7 +113,7 @@ def read_alpamayo_tokenizer(folder: str | Path) -> AlpamayoTokenizer:
     if not path.is_file():
         raise EngineError(f'{path}: file is missing; {REMEDY}')
     try:
-        content: dict[str, Any] = json.loads(path.read_bytes())
+        content: dict[str, Any] = json.loads(read_bounded(path))
         added = {str(token['content']): int(token['id']) for token in content['added_tokens']}
         text = tokenizers.Tokenizer.from_str(
             json.dumps({**content, 'added_tokens': [], 'post_processor': None}))

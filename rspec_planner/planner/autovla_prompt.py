@@ -31,6 +31,7 @@ import numpy as np
 
 from rspec_planner.errors import ConfigurationError, InputError
 from rspec_planner.model.autovla_config import AutoVlaConfig
+from rspec_planner.model.bounded import read_bounded
 from rspec_planner.planner.prompt import Ints, Prompt
 
 #: longest driving instruction, characters
@@ -66,7 +67,7 @@ class Wording:
         """Read wording.json of a folder; ConfigurationError names the file and the fault."""
         path = Path(directory) / WORDING_FILE
         try:
-            found = json.loads(path.read_text(encoding='utf-8'))
+            found = json.loads(read_bounded(path))
             wording = Wording(**{**found, 'videos': tuple(found['videos'])})
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ConfigurationError(f'{path}: no wording of a prompt ({error}); write system, '
