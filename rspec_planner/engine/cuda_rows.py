@@ -141,7 +141,7 @@ class Rows:
         view: what the rows see, arguments of `reference.attend`. behind: the layer that runs
         next on out and is then `ready`: its first norm is taken here.
         """
-        if weights.scales or len(x) > MOST_APART:  # fp8, or the library's products
+        if not self.in_parts(weights):
             self.project(weights, x)
             self.rotate(weights, slot, angle, held)
             self.attend(view)
@@ -149,13 +149,34 @@ class Rows:
             return
         if not ready:
             self.kernels.norm(x, weights.input_norm, self._normed, self.shape.eps)
+        self.enter(weights, slot, angle, held)
+        self.attend(view)
+        self.leave(weights, x)
+        self.widen(weights)
+        self.narrow(weights, out, behind)
+
+    def in_parts(self, weights: LayerWeights) -> bool:
+        """Return whether a layer's products come in parts; not fp8's, nor the library's."""
+        return not weights.scales and len(self.hidden) <= MOST_APART
+
+    def enter(self, weights: LayerWeights, slot: Tensor, angle: Tensor,
+              held: tuple[Tensor, Tensor]) -> None:
+        """Project the normed rows, turn queries and keys, write keys and values."""
         qkv = self._apart(self._normed, weights.qkv)
         self.kernels.rotate(qkv.view(-1, *self._qkv.shape), weights.norms, self._tables, slot,
                             angle, self._q, *held, self.shape.eps)
-        self.attend(view)
+
+    def leave(self, weights: LayerWeights, x: Tensor) -> None:
+        """Project what the queries saw, add x (Z * W, H), and norm the sum."""
         self._gather(self._apart(self.mixed, weights.out), x, self._middle, weights.post_norm)
+
+    def widen(self, weights: LayerWeights) -> None:
+        """Run the gated part of the MLP on the normed rows."""
         self.kernels.linear(self._normed, weights.gate_up, self._gated, gated=True,
                             width=self.shape.width)
+
+    def narrow(self, weights: LayerWeights, out: Tensor, behind: LayerWeights | None) -> None:
+        """Run the rest of the MLP into out (Z * W, H), and take the norm of the layer behind."""
         self._gather(self._apart(self._gated, weights.down), self._middle, out,
                      None if behind is None else behind.input_norm)
 

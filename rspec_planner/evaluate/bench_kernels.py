@@ -161,18 +161,30 @@ def kernel_times(bed: Bed) -> dict[str, float]:
 def layer_times(bed: Bed, rows: Rows, layers: Sequence[LayerWeights],
                 at: tuple[Tensor, Tensor], held: Sequence[tuple[Tensor, Tensor]],
                 views: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """Return the median microseconds of each kernel of a layer, over the layers in turn."""
+    """
+    Return the median microseconds of each launch of a layer, over the layers in turn.
+
+    They are those of `Rows.layer`: a product in parts is timed with the kernel that adds them up.
+    """
     def each(work: Callable[[int], None]) -> Callable[[], None]:
         def run() -> None:
             for index in range(len(layers)):
                 work(index)
         return run
 
+    hidden = rows.hidden
     works: dict[str, Callable[[int], None]] = {
-        'norm + qkv': lambda index: rows.project(layers[index], rows.hidden),
+        'norm + qkv': lambda index: rows.project(layers[index], hidden),
         'rotary + K/V write': lambda index: rows.rotate(layers[index], *at, held[index]),
         'attention': lambda index: rows.attend(views[index]),
-        'out + gated mlp': lambda index: rows.finish(layers[index], rows.hidden, rows.hidden)}
+        'out + gated mlp': lambda index: rows.finish(layers[index], hidden, hidden)}
+    if rows.in_parts(layers[0]):
+        works = {
+            'qkv + rotary + K/V write': lambda index: rows.enter(layers[index], *at, held[index]),
+            'attention': works['attention'],
+            'out + sum + norm': lambda index: rows.leave(layers[index], hidden),
+            'gate and up': lambda index: rows.widen(layers[index]),
+            'down + sum + norm': lambda index: rows.narrow(layers[index], hidden, layers[index])}
     return {name: 1e3 * repeat(bed, each(work), 10)['p50'] / len(layers)
             for name, work in works.items()}
 

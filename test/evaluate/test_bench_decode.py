@@ -13,15 +13,17 @@
 # limitations under the License.
 """The benches of the device-resident planner, as a CPU runs them: correctness only."""
 
+from collections import Counter
+from dataclasses import replace
 import json
 
 import pytest
 
 from rspec_planner.errors import ConfigurationError, EngineError
-from rspec_planner.evaluate.bench_decode import bench_decode, profile_config
+from rspec_planner.evaluate.bench_decode import Bed, bench_decode, BUDGET, profile_config
 from rspec_planner.evaluate.bench_device_frame import bench_device_frame
 from rspec_planner.evaluate.bench_drafts import bench_drafts
-from rspec_planner.evaluate.bench_kernels import bench_kernels
+from rspec_planner.evaluate.bench_kernels import bench_kernels, kernel_times
 from rspec_planner.evaluate.bench_workload import (
     bench_prompt,
     fixed_schedule,
@@ -125,7 +127,32 @@ def test_the_check_compares_a_device_with_its_references():
     assert report['ok']
     assert report['small_frames']['said'] == report['small_frames']['expected']
     assert report['verify_check']['choices_equal'] == report['verify_check']['choices']
-    assert report['kernels_us']['attention'] > 0 < report['kernels_us']['flow, attention']
+    parts = ('qkv + rotary + K/V write', 'attention', 'out + sum + norm', 'gate and up',
+             'down + sum + norm')
+    assert set(report['kernels_us']) == {
+        *parts, 'head + argmax', 'accept', *(f'flow, {part}' for part in parts)}
+    assert min(report['kernels_us'].values()) > 0
+
+
+def test_the_launches_that_are_timed_are_those_of_a_layer(monkeypatch):
+    bed, called = Bed.make('tiny', 'cpu'), []
+    bed.begin(bench_prompt(bed.target.cfg, 0), BUDGET)
+    rows = bed.frame.verify.runner
+
+    def noted(name):
+        kernel = getattr(rows.kernels, name)
+        return lambda *args, **options: (called.append(name), kernel(*args, **options))[1]
+
+    rows.kernels = replace(rows.kernels, **{name: noted(name) for name in (
+        'linear', 'product', 'gather', 'rotate', 'attend', 'norm')})
+    bed.frame.verify()
+    whole = Counter(called)
+    whole['norm'] -= 1  # the first layer's, which no layer before it takes
+    called.clear()
+    monkeypatch.setattr('rspec_planner.evaluate.bench_kernels.repeat',
+                        lambda bed, body, repeats=0: (body(), {'p50': 1.0})[1])
+    kernel_times(bed)
+    assert Counter(called) == whole and called
 
 
 def step(**values):
