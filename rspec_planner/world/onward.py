@@ -101,6 +101,74 @@ def _command(driver: Driver, ego: EgoState, stage: Stage, before: EgoState,
     return push + float(disturbance.push[tick]), min(max(bend + sway, -0.2), 0.2)
 
 
+class _Drive:
+    """One twin, stepped by 0.1 s from 1.5 s before t0."""
+
+    def __init__(self, pair: Pair, event: bool, other: Decision, disturbance: Disturbance):
+        """`other` is the decision of the twin at t0."""
+        self.pair, self.other, self.disturbance = pair, other, disturbance
+        blueprint = pair.blueprint
+        self.stage, self.paints = build_stage(blueprint, event)
+        s, self.ego = start_state(self.stage.path, self.stage.s0, blueprint.speed,
+                                  blueprint.acceleration)
+        self.driver = Driver(self.stage.path, SpeedLimit(self.stage.path), Maneuver(1e3), s)
+        self.solid = [a for a in self.stage.actors if a.kind in SOLID]
+        self.states: list[EgoState] = []
+        self.stations: list[float] = []
+        self.rows: list[list[tuple[float, ...]]] = []
+        self.scenes: list[Scene] = []
+        self.decision: Decision | None = None
+
+    def step(self, tick: int) -> bool:
+        """Enter the instant `tick` after t0; return whether a sentence fits, at the last one."""
+        self._move(tick)
+        driver, stage, disturbance = self.driver, self.stage, self.disturbance
+        driver.locate(self.ego)
+        self.stations.append(driver.s)
+        if tick >= disturbance.latency:
+            assert stage.maneuver is not None
+            driver.maneuver = stage.maneuver
+        if tick < 0:
+            inputs = self.pair.blueprint.acceleration, driver.curvature(self.ego)
+        elif tick < disturbance.ticks:
+            inputs = _command(driver, self.ego, stage, self.states[-1], disturbance, tick)
+        else:
+            if tick == disturbance.ticks:
+                self.decision = decision_now(
+                    Moment(stage, self.other, driver.s, driver.d, self.ego.speed))
+                if self.decision is None or not _foreseen(stage, driver.s):
+                    return False
+            bend = driver.curvature(self.ego)
+            inputs = driver.acceleration(self.ego, stage.actors), bend
+        self.ego = self.ego.driven(*inputs)
+        self.states.append(self.ego)
+        self.rows.append(agent_rows(self.solid))
+        if disturbance.ticks - FRAMES < tick <= disturbance.ticks:
+            self.scenes.append(self._scene(tick))
+        return True
+
+    def _move(self, tick: int) -> None:
+        """Move everybody to the instant `tick`, or set the first one up."""
+        stage, tau = self.stage, tick * DT
+        if not self.states:
+            for actor in stage.actors:
+                if actor.script is not None:
+                    actor.script(actor, tau)
+            return
+        self.ego = self.ego.at(DT)
+        for actor in stage.actors:
+            actor.advance(tau)
+        if stage.trailing is not None:
+            gap = self.driver.s - 0.9 - stage.trailing.s - stage.trailing.size[0] / 2.0
+            follow_ego(stage.trailing, gap, self.ego.speed)
+
+    def _scene(self, tick: int) -> Scene:
+        agents = [a.state() for a in self.stage.actors if a.visible] + self.stage.statics
+        draw, ego = self.pair.blueprint.draw, self.ego
+        return Scene(self.pair.t0_s + tick * DT, ego.x, ego.y, ego.yaw, self.paints, agents,
+                     draw.weather, draw.noise_seed)
+
+
 def drive_on(pair: Pair, event: bool, other: Decision, disturbance: Disturbance
              ) -> Rollout | None:
     """
@@ -108,55 +176,17 @@ def drive_on(pair: Pair, event: bool, other: Decision, disturbance: Disturbance
 
     None when the expert's drive from there breaks a rule, or when no sentence fits.
     """
-    blueprint, ticks = pair.blueprint, disturbance.ticks
-    stage, paints = build_stage(blueprint, event)
-    assert stage.maneuver is not None
-    s, ego = start_state(stage.path, stage.s0, blueprint.speed, blueprint.acceleration)
-    driver = Driver(stage.path, SpeedLimit(stage.path), Maneuver(1e3), s)
-    solid = [a for a in stage.actors if a.kind in SOLID]
-    states: list[EgoState] = []
-    stations, rows, scenes = [], [], []
-    now = HISTORY - 1 + ticks
-    decision: Decision | None = None
-    for actor in stage.actors:
-        if actor.script is not None:
-            actor.script(actor, (1 - HISTORY) * DT)
-    for step in range(now + 1 + FUTURE):
-        tau, tick = (step - HISTORY + 1) * DT, step - HISTORY + 1
-        if step:
-            ego = ego.at(DT)
-            for actor in stage.actors:
-                actor.advance(tau)
-            if stage.trailing is not None:
-                gap = driver.s - 0.9 - stage.trailing.s - stage.trailing.size[0] / 2.0
-                follow_ego(stage.trailing, gap, ego.speed)
-        driver.locate(ego)
-        stations.append(driver.s)
-        if tick >= disturbance.latency:
-            driver.maneuver = stage.maneuver
-        if tick < 0:
-            ego = ego.driven(blueprint.acceleration, driver.curvature(ego))
-        elif step < now:
-            ego = ego.driven(*_command(driver, ego, stage, states[-1], disturbance, tick))
-        else:
-            if step == now:
-                decision = decision_now(Moment(stage, other, driver.s, driver.d, ego.speed))
-                if decision is None or not _foreseen(stage, driver.s):
-                    return None
-            bend = driver.curvature(ego)
-            ego = ego.driven(driver.acceleration(ego, stage.actors), bend)
-        states.append(ego)
-        rows.append(agent_rows(solid))
-        if now - FRAMES < step <= now:
-            agents = [a.state() for a in stage.actors if a.visible] + stage.statics
-            scenes.append(Scene(pair.t0_s + tau, ego.x, ego.y, ego.yaw, paints, agents,
-                                blueprint.draw.weather, blueprint.draw.noise_seed))
-    agents_array = np.array(rows, np.float64).reshape(len(rows), len(solid), 7)
-    if _collides(states, agents_array):
+    drive, ticks = _Drive(pair, event, other, disturbance), disturbance.ticks
+    for tick in range(1 - HISTORY, ticks + 1 + FUTURE):
+        if not drive.step(tick):
+            return None
+    agents = np.array(drive.rows, np.float64).reshape(len(drive.rows), len(drive.solid), 7)
+    if _collides(drive.states, agents):
         return None
-    stage.decision = decision
-    _lengthen(stage)
-    rollout = Rollout(stage, states[ticks:], stations[ticks:], agents_array[ticks:], scenes)
+    drive.stage.decision = drive.decision
+    _lengthen(drive.stage)
+    rollout = Rollout(drive.stage, drive.states[ticks:], drive.stations[ticks:], agents[ticks:],
+                      drive.scenes)
     return None if check(rollout) else rollout
 
 
