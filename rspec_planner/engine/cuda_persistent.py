@@ -118,6 +118,24 @@ class PersistentLayers:
                 f'kernel takes bfloat16 and heads of {HEAD_DIM}; run the layers one by one')
         self.plan, self._launch, self._context = plan, launch, context
         device = first.qkv.device
+        self.hidden = torch.zeros((plan.rows, plan.hidden), dtype=torch.bfloat16, device=device)
+        self.trace = torch.zeros((1 + len(PHASES) * len(layers), MARKS), dtype=torch.int64,
+                                 device=device) if trace else None
+        self._weights = [self._pack(weights) for weights in layers]
+        self._norms = [(weights.input_norm, weights.post_norm, *weights.norms)
+                       for weights in layers]
+        self._taps = dict(taps or {})
+        self._table = self._layer_table(device)
+        self._held = self._buffers(device)
+        self._args = Args(
+            count=len(layers), rows=rows, head_stride=context.caches[0][0].stride(0),
+            tap_stride=next((tap.stride(0) for tap in self._taps.values()), 0), eps=eps,
+            scale=HEAD_DIM ** -0.5 * 1.4426950408889634,
+            **{name: tensor.data_ptr() for name, tensor in self._held.items()})
+
+    def _buffers(self, device: torch.device) -> dict[str, Tensor]:
+        """Return what the kernel reads and writes, by the names of its argument."""
+        plan, context = self.plan, self._context
 
         def bf16(*sizes: int) -> Tensor:
             return torch.zeros(sizes, dtype=torch.bfloat16, device=device)
@@ -131,15 +149,7 @@ class PersistentLayers:
                    plan.down.split * plan.hidden)
         seen = plan.key_parts * plan.kv_heads * plan.queries
         own = context.own or (bf16(1), bf16(1))
-        self.hidden = bf16(plan.rows, plan.hidden)
-        self.trace = torch.zeros((1 + len(PHASES) * len(layers), MARKS), dtype=torch.int64,
-                                 device=device) if trace else None
-        self._weights = [self._pack(weights) for weights in layers]
-        self._norms = [(weights.input_norm, weights.post_norm, *weights.norms)
-                       for weights in layers]
-        self._taps = dict(taps or {})
-        self._table = self._layer_table(device)
-        self._held = {
+        return {
             'layers': self._table, 'hidden': self.hidden, 'middle': bf16(plan.rows, plan.hidden),
             'normed': bf16(plan.rows, plan.hidden), 'mixed': bf16(plan.rows, wide),
             'gated': bf16(plan.rows, plan.intermediate), 'parts': fp32(most * plan.rows),
@@ -148,12 +158,7 @@ class PersistentLayers:
             'context': context.start, 'angle': context.angle, 'own_keys': own[0],
             'own_values': own[1],
             'counters': torch.zeros(2, dtype=torch.int32, device=device),
-            'trace': self.trace if self.trace is not None else self._table}
-        self._args = Args(
-            count=len(layers), rows=rows, head_stride=context.caches[0][0].stride(0),
-            tap_stride=next((tap.stride(0) for tap in self._taps.values()), 0), eps=eps,
-            scale=HEAD_DIM ** -0.5 * 1.4426950408889634,
-            **{name: tensor.data_ptr() for name, tensor in self._held.items()})
+            'trace': self._table if self.trace is None else self.trace}
 
     def _pack(self, weights: LayerWeights) -> tuple[Tensor, ...]:
         plan = self.plan
