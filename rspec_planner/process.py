@@ -25,7 +25,7 @@ import sys
 from typing import Protocol
 
 import rclpy
-from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor
+from rclpy.executors import Executor, ExternalShutdownException, SingleThreadedExecutor
 from rclpy.node import Node
 from rclpy.utilities import remove_ros_args
 
@@ -35,6 +35,8 @@ from rspec_planner.signals import StopSignals
 from rspec_planner.transport import apply_fastdds_environment
 
 PROGRAM = 'rspec_planner_node'
+#: longest sleep of the executor; it is woken for whatever it has to do
+_IDLE_S = 1.0
 
 
 class Runnable(Protocol):
@@ -130,8 +132,27 @@ def _start(make: Callable[[Sequence[str]], Runnable], full: Sequence[str],
 
 
 def _spin(node: Runnable) -> None:
-    """Run callbacks until a signal ends the context, which wakes the executor."""
-    executor = SingleThreadedExecutor()
+    """
+    Run callbacks until a signal ends the context, which wakes the executor.
+
+    One at a time and with a limit: without one, EventsExecutor does not sleep (rclpy 9.1.2 from
+    a wheel, whose wait until the end of time overflows).
+    """
+    executor = event_executor()
     if isinstance(node, Node):
         executor.add_node(node)
-    executor.spin()
+        while node.context.ok():
+            executor.spin_once(timeout_sec=_IDLE_S)
+
+
+def event_executor() -> Executor:
+    """
+    Return an executor of one thread, told by the middleware what is ready where rclpy has one.
+
+    The plain one asks each of the node's 54 entities, in Python, whenever something wakes it.
+    """
+    try:
+        from rclpy.experimental import EventsExecutor
+    except ImportError:  # before Kilted
+        return SingleThreadedExecutor()
+    return EventsExecutor()

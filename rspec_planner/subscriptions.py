@@ -219,6 +219,8 @@ class InputSubscriptions:
         """Return a callback of which no message can end the executor, and so the node."""
         @functools.wraps(callback)  # rclpy looks at the number of arguments
         def run(*arguments: Any) -> None:
+            if len(arguments) == 1 and isinstance(arguments[0], tuple):
+                arguments = arguments[0]  # EventsExecutor gives both as one (rclpy 9.1.2)
             try:
                 callback(*arguments)
             except Exception as error:

@@ -120,11 +120,11 @@ class NodeRig:
     def __init__(self, arguments: Sequence[str] = (), load: Callable[..., Any] | None = None,
                  reliable_inputs: bool = False, latched_inputs: bool = False) -> None:
         import rclpy
-        from rclpy.executors import SingleThreadedExecutor
         from rclpy.qos import DurabilityPolicy, QoSProfile, ReliabilityPolicy
 
         from rspec_planner.command_line import ros_arguments
         from rspec_planner.node import RspecPlanner
+        from rspec_planner.process import event_executor
         self.planner = FakePlanner()
         full = ros_arguments(list(arguments))
         self.node = RspecPlanner(load or (lambda parameters: self.planner), arguments=full,
@@ -136,7 +136,7 @@ class NodeRig:
             else ReliabilityPolicy.BEST_EFFORT,
             durability=DurabilityPolicy.TRANSIENT_LOCAL if latched_inputs
             else DurabilityPolicy.VOLATILE)
-        self.executor = SingleThreadedExecutor()
+        self.executor = event_executor()
         self.executor.add_node(self.node)
         self.executor.add_node(self.peer)
         self._odometry_sent = 0
