@@ -14,42 +14,38 @@
 """
 The planner on the device-resident frame says and drives what the host's loop does.
 
-Here the launches run one by one through the reference kernels; `test_device_planner_gpu.py`
+Here the launches run one by one through the reference kernels; `test_planner_gpu.py`
 compares the same planner on a GPU.
 """
+
+from functools import partial
+from pathlib import Path
+import sys
 
 import numpy as np
 import pytest
 
+sys.path.insert(0, str(Path(__file__).parent))
+from planned_drive import assert_same, drive_frames, plain_plans
+
 from rspec_planner.engine.cuda_graph import MODES
 from rspec_planner.errors import ConfigurationError, EngineError
-from rspec_planner.evaluate.bench import drive_observations
 from rspec_planner.planner.drafts import DEFAULT_DRAFT, embedded_drafts
 from rspec_planner.planner.pipeline import Planner
 
 FRAMES = 4
+#: products of other widths round differently, fp32
+assert_same = partial(assert_same, tolerance=2e-3)
 
 
 @pytest.fixture(scope='module')
 def frames():
-    cameras = Planner.load('tiny').profile.cameras
-    return list(drive_observations(FRAMES, cameras.width, cameras.height, cameras.names, seed=3))
+    return drive_frames(FRAMES)
 
 
 @pytest.fixture(scope='module')
 def expected(frames):
-    planner = Planner.load('tiny', num_samples=3)
-    return [planner.plan(frame) for frame in frames]
-
-
-def assert_same(plan, wanted):
-    assert plan.reasoning.token_ids == wanted.reasoning.token_ids
-    assert plan.reasoning.text == wanted.reasoning.text
-    assert plan.verdict.accepted == wanted.verdict.accepted
-    # products of other widths round differently, fp32
-    np.testing.assert_allclose(plan.candidates, wanted.candidates, atol=2e-3)
-    np.testing.assert_allclose(plan.poses, wanted.poses, atol=2e-3)
-    np.testing.assert_allclose(plan.speeds, wanted.speeds, atol=2e-3)
+    return plain_plans(frames)
 
 
 @pytest.mark.parametrize('loop', MODES)

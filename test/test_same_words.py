@@ -24,9 +24,10 @@ import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
+from planned_drive import drive_frames
 from rounding import ROUNDING
 
-from rspec_planner.evaluate.bench import bench_frame, drive_observations
+from rspec_planner.evaluate.bench import bench_frame
 from rspec_planner.planner.checkpoints import open_checkpoint
 from rspec_planner.planner.drafts import EMBEDDED
 from rspec_planner.planner.pipeline import Planner
@@ -42,8 +43,7 @@ def rounding(monkeypatch):
 
 @pytest.fixture(scope='module')
 def frames():
-    cameras = Planner.load('tiny').profile.cameras
-    return list(drive_observations(FRAMES, cameras.width, cameras.height, cameras.names))
+    return drive_frames(FRAMES, seed=0)
 
 
 def words(frames, **options):

@@ -17,7 +17,8 @@ The planner: one Observation in, one Plan out, through the stages of the engine.
 preprocess, encode, prefill, decode, action, postprocess. Same observation and seed, same Plan,
 bit for bit; frames seen before are not encoded again, which changes no bit either. A draft or the
 last reasoning change how wide the target's forwards are; wider products round differently, which
-moves paths by micrometres, and words only at a tie (`rspec eval exactness` looks for one).
+moves paths by micrometres, and words only at a tie (`rspec eval exactness` looks for one). In the
+device-resident frame all narrow products round alike, and neither changes a bit.
 """
 
 from __future__ import annotations
@@ -289,6 +290,9 @@ class Planner:
             return Verdict(False, 'reasoning_incomplete',
                            f'no <|traj_future_start|> within {len(reasoning.token_ids)} tokens, '
                            f'budget {self._budget}')
+        if not reasoning.text:  # a NaN is the largest logit: the stop token's ends every text
+            return Verdict(False, 'reasoning_empty', 'nothing was said before '
+                           '<|traj_future_start|>; check weights and precision for NaN')
         return check_trajectory(rollout.poses[best], rollout.speeds[best],
                                 rollout.accelerations[best], rollout.curvatures[best],
                                 self._limits)
