@@ -65,7 +65,8 @@ class CycleResult:
     plan: Plan | None = None
     processing_ms: float = 0.0  # mailbox pick-up to publication, monotonic clock
     wait_ms: float = 0.0  # of these, waiting for the inputs of the same instant
-    select_ms: float = 0.0  # of these, choosing and decoding the inputs
+    images_ms: float = 0.0  # of these, waiting until the newest frames are decoded
+    select_ms: float = 0.0  # of these, choosing the inputs by time
     pipeline_latency_ms: float = 0.0  # publication minus t0, node clock
     cyclic_ms: float | None = None  # since the previous published plan, monotonic clock
     repeated: bool = False  # the previous plan was published again, with its old stamp
@@ -105,7 +106,7 @@ class SourceLike(Protocol):
 
 
 #: what the windows of the latency diagnostic hold, milliseconds
-TIMES = ('processing', 'pipeline_latency', 'cyclic', 'wait', 'select', *STAGES)
+TIMES = ('processing', 'pipeline_latency', 'cyclic', 'wait', 'images', 'select', *STAGES)
 
 
 def _windows() -> dict[str, LatencyWindow]:
@@ -159,7 +160,7 @@ def times_of(result: CycleResult) -> dict[str, float]:
     if result.plan is None:
         return {}
     times = {'processing': result.processing_ms, 'pipeline_latency': result.pipeline_latency_ms,
-             'wait': result.wait_ms, 'select': result.select_ms,
+             'wait': result.wait_ms, 'images': result.images_ms, 'select': result.select_ms,
              **{stage: getattr(result.plan.times, f'{stage}_ms') for stage in STAGES}}
     if result.cyclic_ms is not None:
         times['cyclic'] = result.cyclic_ms
@@ -271,7 +272,7 @@ class PlanningCycle:
         self._collecting = t0_ns
         with timer.of('wait'):
             self._watch.wait_for(cameras, parameters.sync.image_wait_ms / 1e3)
-        with timer.of('select'):
+        with timer.of('images'):
             self._source.prepare(t0_ns)  # the odometry may arrive meanwhile
         with timer.of('wait'):
             self._watch.wait_for({'odometry': t0_ns}, max(0.0, deadline - time.monotonic()))
@@ -288,7 +289,8 @@ class PlanningCycle:
             result = self._plan(chosen, generation, parameters)
         else:
             result = CycleResult(t0_ns, Outcome.SKIPPED, chosen.reason, chosen.detail)
-        return replace(result, wait_ms=timer.ms['wait'], select_ms=timer.ms['select'])
+        return replace(result, wait_ms=timer.ms['wait'], images_ms=timer.ms['images'],
+                       select_ms=timer.ms['select'])
 
     def _check_age(self, t0_ns: int, limit_ms: float) -> CycleResult | None:
         """Return why a trigger is not worth a cycle, or None."""

@@ -271,7 +271,7 @@ def _lateness(last: CycleResult | None, budget_ms: float) -> tuple[bytes, str]:
     if last.processing_ms <= budget_ms:
         return OK, 'within budget'
     parts = {name: value for name, value in times_of(last).items()
-             if name in STAGES or name in ('wait', 'select')}
+             if name in STAGES or name in ('wait', 'images', 'select')}
     slowest = max(parts, key=lambda name: parts[name])
     return WARN, (f'processing took {last.processing_ms:.0f} ms, the budget is {budget_ms:.0f} '
                   f'ms; the slowest stage is {slowest}, {parts[slowest]:.0f} ms')

@@ -57,8 +57,8 @@ class MessageSet(Protocol):
     text_type: type[Any]
     number_type: type[Any]
 
-    def trajectory(self, plan: Plan, frame: str, into: Any = None) -> Any:
-        """Return the plan as 65 points with speeds, stamped t0; written into an earlier one."""
+    def trajectory(self, plan: Plan, frame: str) -> Any:
+        """Return the plan as 65 points with speeds, stamped t0."""
 
     def text(self, stamp_ns: int, text: str) -> Any:
         """Return a text; `stamp_ns` is t0."""
@@ -74,9 +74,9 @@ class CommonMessages:
     text_type = String
     number_type = Float64
 
-    def trajectory(self, plan: Plan, frame: str, into: Any = None) -> Any:
+    def trajectory(self, plan: Plan, frame: str) -> Any:
         """Return the plan as a MultiDOFJointTrajectory."""
-        return plan_trajectory(plan, frame, into)
+        return plan_trajectory(plan, frame)
 
     def text(self, stamp_ns: int, text: str) -> Any:
         """Return a String."""
@@ -106,7 +106,7 @@ class AutowareMessages:
         self._generator = internal.GeneratorInfo
 
     def trajectory(self, plan: Plan, frame: str, into: Any = None) -> Any:
-        """Return the plan as an autoware_planning_msgs/Trajectory."""
+        """Return an autoware_planning_msgs/Trajectory, written into an earlier one if given."""
         message = self.trajectory_type() if into is None else into
         frame_id = published_poses(plan, plan.poses[:1], frame)[0]
         message.header = make_header(plan.t0_ns, frame_id)

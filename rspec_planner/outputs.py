@@ -39,7 +39,8 @@ from rspec_planner.overlay_publisher import OverlayPublisher
 from rspec_planner.parameters import NodeParameters
 from rspec_planner.planner.plan import Plan
 from rspec_planner.planner.timing import STAGES
-from rspec_planner.ros_conversions import candidate_cloud, plan_path
+from rspec_planner.ros_conversions import candidate_cloud
+from rspec_planner.wire import path_bytes, trajectory_bytes
 
 
 def output_qos() -> QoSProfile:
@@ -82,8 +83,7 @@ class Outputs:
         self._overlay = overlay
         self._messages = load_message_set(parameters.output.message_set)
         self._publishers: list[Any] = []
-        self._last_path: Path | None = None  # written into again and again
-        self._last_trajectory: Any = None
+        self._last_trajectory: Any = None  # Autoware's is written into again and again
         self._undrawn: Plan | None = None
         self._path = self._create(Path, '~/output/path')
         self._trajectory = self._create(self._messages.trajectory_type, '~/output/trajectory')
@@ -108,12 +108,11 @@ class Outputs:
     def publish_plan(self, plan: Plan) -> None:
         """Publish a plan, new or repeated, under its own t0."""
         frame, text = self.parameters.output.frame, plan.reasoning.text
-        self._last_trajectory = self._messages.trajectory(plan, frame, self._last_trajectory)
-        self._trajectory.publish(self._last_trajectory)
         if isinstance(self._messages, AutowareMessages):
             self._publish_autoware(self._messages, plan, frame)
-        self._last_path = plan_path(plan, frame, self._last_path)
-        self._path.publish(self._last_path)
+        else:
+            self._trajectory.publish(trajectory_bytes(plan, frame))
+        self._path.publish(path_bytes(plan, frame))
         self._reasoning.publish(self._messages.text(plan.t0_ns, text))
         self._stamped.publish(String(data=json.dumps({'t0_ns': plan.t0_ns, 'text': text})))
         self._undrawn = plan
@@ -145,7 +144,9 @@ class Outputs:
             self._node.destroy_lifecycle_publisher(publisher)
 
     def _publish_autoware(self, messages: AutowareMessages, plan: Plan, frame: str) -> None:
-        """Publish what only Autoware has, right behind the trajectory."""
+        """Publish Autoware's trajectory and, right behind it, what only Autoware has."""
+        self._last_trajectory = messages.trajectory(plan, frame, self._last_trajectory)
+        self._trajectory.publish(self._last_trajectory)
         if self._published_time.get_subscription_count() > 0:
             self._published_time.publish(messages.published_time(plan, frame, self._now_ns()))
         self._candidates.publish(messages.candidates(plan, frame))

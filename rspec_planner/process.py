@@ -152,7 +152,7 @@ def event_executor() -> Executor:
     The plain one asks each of the node's 54 entities, in Python, whenever something wakes it.
     """
     try:
-        from rclpy.experimental import EventsExecutor
+        from rclpy.experimental.events_executor import EventsExecutor
     except ImportError:  # before Kilted
         return SingleThreadedExecutor()
     return EventsExecutor()

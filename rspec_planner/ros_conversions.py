@@ -228,16 +228,11 @@ def resized(items: list[Any], count: int, make: Callable[[], Any]) -> list[Any]:
     return [*items[:count], *(make() for _ in range(count - len(items)))]
 
 
-def plan_path(plan: Plan, frame: str, into: Path | None = None) -> Path:
-    """
-    Return the plan as a Path; each pose carries the time at which it is reached.
-
-    `into` is an earlier Path to write into.
-    """
+def plan_path(plan: Plan, frame: str) -> Path:
+    """Return the plan as a Path; each pose carries the time at which it is reached."""
     frame_id, matrices = published_poses(plan, plan.poses, frame)
-    path = Path() if into is None else into
-    path.header = make_header(plan.t0_ns, frame_id)
-    path.poses = resized(path.poses, len(matrices), PoseStamped)
+    path = Path(header=make_header(plan.t0_ns, frame_id),
+                poses=[PoseStamped() for _ in matrices])
     for index, (item, (position, turn)) in enumerate(zip(path.poses, pose_values(matrices))):
         stamp, item.header.frame_id = item.header.stamp, frame_id
         stamp.sec, stamp.nanosec = divmod(plan.t0_ns + index * STEP_NS, _NS)
@@ -245,19 +240,17 @@ def plan_path(plan: Plan, frame: str, into: Path | None = None) -> Path:
     return path
 
 
-def plan_trajectory(plan: Plan, frame: str, into: MultiDOFJointTrajectory | None = None
-                    ) -> MultiDOFJointTrajectory:
+def plan_trajectory(plan: Plan, frame: str) -> MultiDOFJointTrajectory:
     """
     Return the plan as 65 points with speeds, stamped t0; point 0 is the ego at t0.
 
     Transforms are in the header's frame. Velocities and accelerations are those of the vehicle
     along its own axes: linear.x is speed and its rate, angular.z is speed times curvature.
-    `into` is an earlier trajectory to write into.
     """
     frame_id, matrices = published_poses(plan, plan.poses, frame)
-    message = MultiDOFJointTrajectory(joint_names=[BASE_FRAME]) if into is None else into
-    message.header = make_header(plan.t0_ns, frame_id)
-    message.points = resized(message.points, len(matrices), _trajectory_point)
+    message = MultiDOFJointTrajectory(
+        header=make_header(plan.t0_ns, frame_id), joint_names=[BASE_FRAME],
+        points=[_trajectory_point() for _ in matrices])
     motion = zip(message.points, pose_values(matrices), plan.speeds.tolist(),
                  plan.accelerations.tolist(), (plan.speeds * plan.curvatures).tolist())
     for index, (point, (position, turn), speed, acceleration, rate) in enumerate(motion):

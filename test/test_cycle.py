@@ -196,13 +196,14 @@ def test_waiting_and_choosing_are_told_apart_from_planning():
     assert 0.0 < result.select_ms < 30.0 and bench.prepared == [T0]
     assert 0.03 <= busy[0] <= result.processing_ms / 1e3 and bench.cycle.busy_s == 0.0
     assert times_of(result)['wait'] == result.wait_ms and 'cyclic' not in times_of(result)
+    assert times_of(result)['images'] == result.images_ms < 30.0
 
 
 def test_frames_are_decoded_while_the_odometry_is_awaited():
     bench = Bench(sync={'image_wait_ms': 0.0, 'odometry_wait_ms': 80.0})
     bench.prepare = lambda t0_ns: time.sleep(0.1)
     result = bench.run()
-    assert result.wait_ms < 20.0 and result.select_ms >= 100.0
+    assert result.wait_ms < 20.0 and result.images_ms >= 100.0
 
 
 def test_a_reset_while_waiting_is_named_as_such():

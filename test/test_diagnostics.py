@@ -254,7 +254,7 @@ def test_every_time_has_a_window_in_the_latency_task(plan, parameters):
     for k in range(1, 101):
         result = CycleResult(NOW, Outcome.PUBLISHED, plan=plan, processing_ms=float(k),
                              pipeline_latency_ms=2.0 * k, cyclic_ms=100.0 + k, wait_ms=3.0,
-                             select_ms=4.0)
+                             images_ms=5.0, select_ms=4.0)
         statistics.count(result, budget_ms=90.0)
     values = values_of(latency_status(statistics, result, parameters))
     assert (values['p50_ms'], values['p95_ms'], values['p99_ms']) == ('50.500', '95.050', '99.010')
@@ -262,6 +262,7 @@ def test_every_time_has_a_window_in_the_latency_task(plan, parameters):
     assert values['cyclic_p50_ms'] == '150.500' and values['cyclic_ms'] == '200.000'
     assert (values['decode_ms'], values['decode_p99_ms']) == ('4.000', '4.000')
     assert (values['wait_ms'], values['select_p95_ms']) == ('3.000', '4.000')
+    assert values['images_ms'] == '5.000'
     assert values['budget_misses'] == '10'
 
 

@@ -17,11 +17,13 @@ from __future__ import annotations
 
 import threading
 
+import cv2
 import numpy as np
 import pytest
 
 from rspec_planner.model.config import CameraConfig
 from rspec_planner.planner.frames import averaged_down, CameraFrame, FrameDecoder, FrameFault
+from rspec_planner.planner.images import decode_compressed
 
 CAMERAS = CameraConfig(height=32, width=64)
 
@@ -50,6 +52,17 @@ def test_nothing_finer_than_a_pixel_comes_through():
     stripes = np.zeros((320, 640, 3), np.uint8)
     stripes[:, ::2] = 200
     assert np.abs(averaged_down(stripes, 32, 64).astype(int) - 100).max() <= 1
+
+
+@pytest.mark.parametrize('factor', [5, 8])
+def test_a_jpeg_at_a_reduced_size_is_close_to_block_means(factor):
+    random = np.random.default_rng(factor)
+    coarse = random.integers(0, 256, (9, 17, 3), dtype=np.uint8)
+    image = cv2.resize(coarse, (64 * factor, 32 * factor), interpolation=cv2.INTER_CUBIC)
+    good, data = cv2.imencode('.jpg', image[..., ::-1], [cv2.IMWRITE_JPEG_QUALITY, 95])
+    seen = averaged_down(decode_compressed(data.tobytes(), (32, 64)), 32, 64)
+    means = image.reshape(32, factor, 64, factor, 3).mean(axis=(1, 3))
+    assert good and np.sqrt(np.mean((seen - means) ** 2)) < 4.0
 
 
 def test_the_first_camera_that_fails_is_named():

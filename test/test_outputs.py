@@ -21,10 +21,13 @@ import json
 from types import SimpleNamespace
 
 import autoware_messages
+from nav_msgs.msg import Path
 from node_rig import plan_at, T0, TEXT
 import numpy as np
 import pytest
+from rclpy.serialization import deserialize_message
 from test_message_sets import turning_plan
+from trajectory_msgs.msg import MultiDOFJointTrajectory
 
 from rspec_planner.cycle import CycleResult, Outcome
 from rspec_planner.decode.stats import DecodeStats
@@ -32,7 +35,7 @@ from rspec_planner.outputs import Outputs, SPECULATION, speculation_numbers
 from rspec_planner.parameters import load_yaml_parameters, NodeParameters
 from rspec_planner.planner.plan import StageTimes
 from rspec_planner.planner.timing import STAGES
-from rspec_planner.ros_conversions import stamp_to_ns
+from rspec_planner.ros_conversions import plan_path, plan_trajectory, stamp_to_ns
 from rspec_planner.transport import config_path
 
 ROOT = '/planning/rspec_planner'
@@ -90,7 +93,9 @@ def test_common_set():
     assert {topic for topic in sent if '/output/' in topic} == {
         '/output/path', '/output/trajectory', '/output/reasoning', '/output/reasoning_stamped',
         '/output/stop_trajectory'}
-    assert len(sent['/output/path'][0].poses) == len(sent['/output/trajectory'][0].points) == 65
+    assert deserialize_message(sent['/output/path'][0], Path) == plan_path(plan, 'odometry')
+    assert deserialize_message(sent['/output/trajectory'][0], MultiDOFJointTrajectory) \
+        == sent['/output/stop_trajectory'][0] == plan_trajectory(plan, 'odometry')
     assert sent['/output/reasoning'][0].data == TEXT
     stamped = json.loads(sent['/output/reasoning_stamped'][0].data)
     assert stamped == {'t0_ns': T0, 'text': TEXT}
@@ -121,7 +126,8 @@ def test_autoware_set(monkeypatch):
     assert (reasoning.data, stamp_to_ns(reasoning.stamp)) == (TEXT, T0)
     number = node.sent[f'{ROOT}/debug/pipeline_latency_ms'][0]
     assert (number.data, stamp_to_ns(number.stamp)) == (120.0, NOW)  # the end of the interval
-    assert len(node.sent[f'{ROOT}/output/path'][0].poses) == 65
+    path = deserialize_message(node.sent[f'{ROOT}/output/path'][0], Path)
+    assert path == plan_path(plan, 'odometry')
     outputs.destroy()
     assert node.kinds == {}
 

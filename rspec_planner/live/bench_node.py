@@ -18,8 +18,9 @@ Real processes over DDS: four cameras and odometry in one, the node with a plann
 time in another. A plan needs four frames and the first odometry that is not older than they are;
 its overhead runs from the moment at which the last of these inputs was handed to the middleware
 until trajectory, path and reasoning are published, without the planner's own time. So it holds
-transport, waiting, decoding, selection and publication. `age_ms` is the same from t0 on, and
-`bare_decode_ms` is what decoding the four new frames takes alone, beside nothing at all.
+transport, waiting, decoding, selection and publication. `age_ms` is the same from t0 on;
+`start_ms` to `publish_ms` add up to it, plan by plan. `bare_decode_ms` is what decoding the four
+new frames takes alone, beside nothing at all.
 `transport_loss` is the share of frames that never reached the node's process; frames that did, and
 were pushed out of the queue before a busy computer took them, are `overflowed`.
 """
@@ -54,6 +55,9 @@ from rspec_planner.transport import PROFILE_VARIABLE
 
 MODULE = 'rspec_planner.live.bench_processes'
 SECONDS = (5.0, 3600.0)
+#: of the age of a plan, which they add up to: until the cycle starts, waiting for inputs, for the
+#: decoding of the newest frames, choosing by time, checks and publication
+PARTS = ('start', 'wait', 'images', 'select', 'publish')
 START_S = 60.0
 #: before memory is compared: windows of statistics and the allocator fill in the first minutes
 SETTLED_S, SETTLED_SHARE = 5.0, 0.2
@@ -173,16 +177,17 @@ def _run(case: Case, seconds: float, width: int, height: int) -> dict[str, Any]:
 def windows_of(heard: Heard, inputs_ms: Mapping[int, float]) -> dict[str, LatencyWindow]:
     """Return the times of all plans whose inputs are known; `inputs_ms` by t0."""
     windows = {name: LatencyWindow(1_000_000) for name in (
-        'overhead', 'age', 'inputs', 'wait', 'select', 'publish')}
+        'overhead', 'age', 'inputs', *PARTS)}
     for t0_ns, times in heard.cycles.items():
         if t0_ns not in inputs_ms:
             continue
         planner_ms = sum(times[stage] for stage in STAGES)
         age_ms = times['pipeline_latency'] - planner_ms
+        node_ms = times['processing_time'] - planner_ms
+        known = {name: times[name] for name in ('wait', 'images', 'select')}
         values = {'overhead': age_ms - inputs_ms[t0_ns], 'age': age_ms,
-                  'inputs': inputs_ms[t0_ns], 'wait': times['wait'], 'select': times['select'],
-                  'publish': times['processing_time'] - planner_ms - times['wait']
-                  - times['select']}
+                  'inputs': inputs_ms[t0_ns], 'start': age_ms - node_ms, **known,
+                  'publish': node_ms - sum(known.values())}
         for name, value in values.items():
             windows[name].add(value)
     return windows

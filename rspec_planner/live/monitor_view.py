@@ -24,9 +24,10 @@ import shutil
 from typing import Any, TextIO
 
 #: name in the latency diagnostic -> words; the parts add up to the first line
-TIMES = {'processing': 'processing', 'wait': '  wait for inputs', 'select': '  choose, decode',
-         'preprocess': '  preprocess', 'encode': '  encode', 'prefill': '  prefill',
-         'decode': '  decode', 'action': '  action', 'postprocess': '  postprocess',
+TIMES = {'processing': 'processing', 'wait': '  wait for inputs', 'images': '  decode images',
+         'select': '  choose by time', 'preprocess': '  preprocess', 'encode': '  encode',
+         'prefill': '  prefill', 'decode': '  decode', 'action': '  action',
+         'postprocess': '  postprocess',
          'pipeline_latency': 'since t0', 'cyclic': 'between plans'}
 _COLOURS = {'OK': 32, 'WARN': 33, 'ERROR': 31, 'STALE': 35}
 _BAR = 24  # characters

@@ -156,7 +156,9 @@ def averaged_down(image: Pixels, height: int, width: int) -> Pixels:
 
     Where the factor is not whole, the image is halved first while that is not too small: 1080p
     to 576x320 then takes 5 instead of 17 ms, because OpenCV averages whole pixels much faster
-    than parts of pixels.
+    than parts of pixels. Below a factor of 4/3 two neighbours are weighed instead of areas: from
+    480x270 to 384x216 that takes 0.2 instead of 0.9 ms, and differs less from the means over the
+    areas of 1080p (0.6 instead of 1.1 in the bench's scene, 5.8 instead of 6.1 in 1/f noise).
     """
     rows, cols = image.shape[:2]
     while (rows % height or cols % width) and rows % 2 == 0 and cols % 2 == 0 \
@@ -166,5 +168,7 @@ def averaged_down(image: Pixels, height: int, width: int) -> Pixels:
                            dtype=np.uint8)
     if (rows, cols) == (height, width):
         return image
-    resized = cv2.resize(image, (width, height), interpolation=cv2.INTER_AREA)
+    small = 3 * rows <= 4 * height and 3 * cols <= 4 * width
+    resized = cv2.resize(image, (width, height),
+                         interpolation=cv2.INTER_LINEAR if small else cv2.INTER_AREA)
     return np.asarray(resized, dtype=np.uint8)
