@@ -20,20 +20,15 @@ State-dict prefixes against a released Qwen2.5-VL checkpoint: `vision.` is `visu
 
 from __future__ import annotations
 
-from typing import cast
-
-import torch
 from torch import nn
 
 from rspec_planner.model.autovla_config import AutoVlaConfig
-from rspec_planner.model.layer import DecoderLayer
+from rspec_planner.model.backbone import BackboneModel, EMBEDDING_STD
 from rspec_planner.model.text import TextDecoder
 from rspec_planner.model.window_vision import WindowVisionTower
 
-EMBEDDING_STD = 0.02
 
-
-class AutoVla(nn.Module):
+class AutoVla(BackboneModel):
     """A target of one autoregressive stage; see `model.backbone`."""
 
     def __init__(self, cfg: AutoVlaConfig) -> None:
@@ -42,23 +37,3 @@ class AutoVla(nn.Module):
         self.vision = WindowVisionTower(cfg.vision)
         self.text = TextDecoder(cfg.text)
         nn.init.normal_(self.text.embed_tokens.weight, std=EMBEDDING_STD)
-
-    def pack(self) -> AutoVla:
-        """Join projections for inference, see `DecoderLayer.pack`; call it after any move."""
-        for layer in self.text.layers:
-            cast('DecoderLayer', layer).pack()
-        return self
-
-    @property
-    def device(self) -> torch.device:
-        """Return where the weights live."""
-        return self.text.embed_tokens.weight.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Return the dtype of the weights."""
-        return self.text.embed_tokens.weight.dtype
-
-    def num_parameters(self) -> int:
-        """Return the number of weights, the tied table counted once."""
-        return sum(weight.numel() for weight in self.parameters())

@@ -20,12 +20,17 @@ drafts, are written against this, so that one loop serves both.
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, Self
 
 import torch
+from torch import nn
 
 from rspec_planner.model.config import TextConfig
+from rspec_planner.model.layer import DecoderLayer
 from rspec_planner.model.text import TextDecoder
+
+#: spread of the tables of tokens and positions before training
+EMBEDDING_STD = 0.02
 
 
 class SaidIds(Protocol):
@@ -94,3 +99,30 @@ class Backbone(Protocol):
     @property
     def dtype(self) -> torch.dtype:
         """Return the dtype of the weights."""
+
+
+class BackboneModel(nn.Module):
+    """What the networks that are a `Backbone` share."""
+
+    text: TextDecoder
+
+    def pack(self) -> Self:
+        """Join projections for inference, see `DecoderLayer.pack`; call it after any move."""
+        for module in self.modules():
+            if isinstance(module, DecoderLayer):
+                module.pack()
+        return self
+
+    @property
+    def device(self) -> torch.device:
+        """Return where the weights live."""
+        return self.text.embed_tokens.weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Return the dtype of the weights."""
+        return self.text.embed_tokens.weight.dtype
+
+    def num_parameters(self) -> int:
+        """Return the number of weights, a tied table counted once."""
+        return sum(weight.numel() for weight in self.parameters())

@@ -21,21 +21,16 @@ State-dict prefixes against a released checkpoint: `vision.` is `vlm.model.visua
 
 from __future__ import annotations
 
-from typing import cast
-
-import torch
 from torch import nn
 
 from rspec_planner.model.action import ActionExpert
+from rspec_planner.model.backbone import BackboneModel, EMBEDDING_STD
 from rspec_planner.model.config import ProfileConfig
-from rspec_planner.model.layer import DecoderLayer
 from rspec_planner.model.text import TextDecoder
 from rspec_planner.model.vision import VisionTower
 
-EMBEDDING_STD = 0.02
 
-
-class Target(nn.Module):
+class Target(BackboneModel):
     """The unmodified vision-language-action model; it alone decides what is said."""
 
     def __init__(self, cfg: ProfileConfig) -> None:
@@ -46,23 +41,3 @@ class Target(nn.Module):
         self.expert = ActionExpert(cfg)
         for table in (self.text.embed_tokens, self.vision.pos_embed):
             nn.init.normal_(table.weight, std=EMBEDDING_STD)
-
-    def pack(self) -> Target:
-        """Join projections for inference, see `DecoderLayer.pack`; call it after any move."""
-        for layer in (*self.text.layers, *self.expert.layers):
-            cast('DecoderLayer', layer).pack()
-        return self
-
-    @property
-    def device(self) -> torch.device:
-        """Return where the weights live."""
-        return self.text.embed_tokens.weight.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Return the dtype of the weights."""
-        return self.text.embed_tokens.weight.dtype
-
-    def num_parameters(self) -> int:
-        """Return the number of weights."""
-        return sum(weight.numel() for weight in self.parameters())

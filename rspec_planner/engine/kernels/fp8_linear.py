@@ -34,6 +34,7 @@ from rspec_planner.engine.kernels.launch import options
 from rspec_planner.engine.kernels.linear import (
     _merge,
     _most_shared,
+    _walk,
     fitted,
     MAX_SPLIT,
     Plan,
@@ -62,34 +63,6 @@ def plan8(columns: int, depth: int, bm: int, gated: bool) -> Plan:
     return Plan(COLUMNS, bk, split, 3 if gated else 4)
 
 
-@triton.jit
-def _walk8(x, weight, x_stride, rows, cols, first, last, M, N: tl.constexpr, K: tl.constexpr,
-           BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GATED: tl.constexpr):
-    """Return the products of depth tiles first .. last - 1."""
-    FULL: tl.constexpr = K % BK == 0 and N % BN == 0
-    CARE: tl.constexpr = BK if BK < DEPTH else DEPTH
-    row_ok, col_ok = (rows < M)[:, None], (cols < N)[:, None]
-    acc, up = tl.zeros((BN, BM), tl.float32), tl.zeros((BN, BM), tl.float32)
-    for step in range(first, last):
-        k = step * BK + tl.arange(0, BK)
-        spot = weight + cols.to(tl.int64)[:, None] * K + k[None, :]
-        k_ok = (k < K)[None, :]
-        if FULL:
-            w = tl.load(spot)
-            a = tl.load(x + rows[:, None] * x_stride + k[None, :], mask=row_ok, other=0.0)
-        else:
-            w = tl.load(spot, mask=col_ok & k_ok, other=0.0)
-            a = tl.load(x + rows[:, None] * x_stride + k[None, :], mask=row_ok & k_ok, other=0.0)
-        acc = tl.dot(w, tl.trans(a), acc, max_num_imprecise_acc=CARE)
-        if GATED:
-            if FULL:
-                w = tl.load(spot + N * K)
-            else:
-                w = tl.load(spot + N * K, mask=col_ok & k_ok, other=0.0)
-            up = tl.dot(w, tl.trans(a), up, max_num_imprecise_acc=CARE)
-    return tl.trans(acc), tl.trans(up)
-
-
 @triton.jit(do_not_specialize=['M'])
 def _product8(x, rows_scale, weight, scale, residual, out, parts, counters,
               x_stride, residual_stride, out_stride, M,
@@ -103,8 +76,9 @@ def _product8(x, rows_scale, weight, scale, residual, out, parts, counters,
     if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
-    acc, up = _walk8(x, weight, x_stride, rows, cols, part * PER,
-                     tl.minimum(part * PER + PER, TILES), M, N, K, BM, BN, BK, GATED)
+    CARE: tl.constexpr = BK if BK < DEPTH else DEPTH
+    acc, up = _walk(x, weight, x_stride, rows, cols, part * PER,
+                    tl.minimum(part * PER + PER, TILES), M, N, K, BM, BN, BK, GATED, CARE)
     mine = True
     if SPLIT > 1:
         mine, acc = _merge(acc, parts, counters, tile, part, rows, cols, N, BM, BN, SPLIT)

@@ -144,11 +144,18 @@ def plan_of(columns: int, depth: int, bm: int, gated: bool) -> Plan:
 @triton.jit
 def _walk(x, weight, x_stride, rows, cols, first, last, M,
           N: tl.constexpr, K: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-          BK: tl.constexpr, GATED: tl.constexpr):
-    """Return the products of depth tiles first .. last - 1."""
+          BK: tl.constexpr, GATED: tl.constexpr, CARE: tl.constexpr = 0):
+    """
+    Return the products of depth tiles first .. last - 1.
+
+    CARE: 0, or for e4m3 operands how many columns the matrix units sum; the weight is the left
+    operand then.
+    """
     FULL: tl.constexpr = K % BK == 0 and N % BN == 0
+    HIGH: tl.constexpr = BN if CARE else BM
+    WIDE: tl.constexpr = BM if CARE else BN
     row_ok, col_ok = (rows < M)[:, None], (cols < N)[:, None]
-    acc, up = tl.zeros((BM, BN), tl.float32), tl.zeros((BM, BN), tl.float32)
+    acc, up = tl.zeros((HIGH, WIDE), tl.float32), tl.zeros((HIGH, WIDE), tl.float32)
     for step in range(first, last):
         k = step * BK + tl.arange(0, BK)
         spot = weight + cols.to(tl.int64)[:, None] * K + k[None, :]
@@ -159,14 +166,26 @@ def _walk(x, weight, x_stride, rows, cols, first, last, M,
         else:
             w = tl.load(spot, mask=col_ok & k_ok, other=0.0)
             a = tl.load(x + rows[:, None] * x_stride + k[None, :], mask=row_ok & k_ok, other=0.0)
-        acc = tl.dot(a, tl.trans(w.to(a.dtype)), acc, input_precision='ieee')
+        acc = _dot(a, w, acc, CARE)
         if GATED:
             if FULL:
                 w = tl.load(spot + N * K)
             else:
                 w = tl.load(spot + N * K, mask=col_ok & k_ok, other=0.0)
-            up = tl.dot(a, tl.trans(w.to(a.dtype)), up, input_precision='ieee')
-    return acc, up
+            up = _dot(a, w, up, CARE)
+    if CARE:
+        return tl.trans(acc), tl.trans(up)
+    else:
+        return acc, up
+
+
+@triton.jit
+def _dot(a, w, acc, CARE: tl.constexpr):
+    """Add the product of rows a and columns w to acc, see `_walk`."""
+    if CARE:
+        return tl.dot(w, tl.trans(a), acc, max_num_imprecise_acc=CARE)
+    else:
+        return tl.dot(a, tl.trans(w.to(a.dtype)), acc, input_precision='ieee')
 
 
 @triton.jit
