@@ -14,6 +14,8 @@
 """The harness that breaks things: its judgement, and a handful of faults against a live node."""
 
 import math
+import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -61,6 +63,9 @@ def test_a_trajectory_that_nobody_may_drive_is_seen():
     message = trajectory()
     message.points[40].transforms[0].translation.y = 15.0
     assert 'jump' in defect(message)
+    message = trajectory()
+    message.points[40].velocities[0].angular.z = 3.0  # at 4 m/s
+    assert defect(message) == '12 m/s^2 sideways'
     message = trajectory()
     message.points[9].velocities[0].linear.x = 20.0  # points stay where 4 m/s leads
     assert 'jump' in defect(message)
@@ -129,3 +134,22 @@ def test_a_short_soak_runs():
     assert report['plans'] > 100 and report['failed'] == 0 and report['exit_code'] == 0
     assert report['flat']['threads'] and report['flat']['handles']
     assert report['windows']['p99_ms']['last'] > 0.0
+
+
+#: without a guard: what must then leave the node, or stay without a name
+UNGUARDED = {'nan_logits': 'invalid_plans', 'jump': 'invalid_plans', 'behind': 'invalid_plans',
+             'wild_curvature': 'invalid_plans', 'old_stamp': 'relabelled_plans',
+             'camera_black': 'unnamed', 'odometry_lies': 'unnamed'}
+
+
+@pytest.mark.ros
+def test_a_node_without_its_guard_is_caught(monkeypatch):
+    """The matrix proves nothing unless it fails where the guard is missing."""
+    monkeypatch.setenv('PYTHONPATH', os.pathsep.join(
+        [str(Path(__file__).parent), os.environ.get('PYTHONPATH', '')]))
+    report = bench_faults(only=tuple(UNGUARDED), module='unguarded_node')
+    assert not report['ok'] and sorted(report['failed']) == sorted(UNGUARDED)
+    found = {row['name']: row for row in report['verdicts']}
+    for name, how in UNGUARDED.items():
+        assert (found[name]['named'] == '') if how == 'unnamed' else found[name][how] > 3, name
+    assert report['crashes'] == 0 and report['named_without_fault'] == []

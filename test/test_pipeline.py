@@ -249,6 +249,22 @@ def test_incomplete_reasoning_is_rejected():
     assert np.isfinite(plan.poses).all()
 
 
+@pytest.mark.parametrize('where, reason', [
+    ('all', 'reasoning_incomplete'), ('stop', 'reasoning_empty'), ('expert', 'not_finite')])
+def test_nan_inside_is_never_driven(where, reason):
+    """NaN is the largest of all logits, so that alone it would end the text at once."""
+    profile, _ = stopping_profile()
+    target = make_target(profile)
+    head = target.text.lm_head.weight
+    with torch.no_grad():
+        if where == 'expert':
+            next(target.expert.parameters()).fill_(torch.nan)
+        else:
+            head[profile.tokens.traj_future_start if where == 'stop' else slice(None)] = torch.nan
+    plan = Planner(target, TOKENIZER).plan(observe())
+    assert (plan.verdict.accepted, plan.verdict.reason) == (False, reason)
+
+
 def test_the_other_stop_token_is_incomplete_too():
     profile, count = stopping_profile()
     tokens = replace(PROFILE.tokens, im_end=profile.tokens.traj_future_start)

@@ -17,9 +17,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+import shutil
 import signal
 import sys
 import threading
+from types import SimpleNamespace
 
 import pytest
 
@@ -113,3 +115,20 @@ def test_an_existing_bag_is_not_overwritten(tmp_path, monkeypatch):
     with pytest.raises(InputError, match='exists already'):
         run_recorder(tmp_path / 'a.mcap', seconds=0.1)
     assert (tmp_path / 'a.mcap').read_bytes() == b'precious'
+
+
+def test_a_disk_that_fills_ends_the_recording_with_a_whole_bag(tmp_path, monkeypatch):
+    monkeypatch.setenv('ROS_DOMAIN_ID', str(free_domain_id()))
+    monkeypatch.setenv('ROS_AUTOMATIC_DISCOVERY_RANGE', 'LOCALHOST')
+    free = iter([100, 100, 100, 63])
+
+    def usage(folder):
+        assert folder in (tmp_path, tmp_path / 'new')
+        return SimpleNamespace(free=next(free, 63) * 2**20)
+    monkeypatch.setattr(shutil, 'disk_usage', usage)
+    result = run_recorder(tmp_path / 'new' / 'a.mcap', seconds=60.0)
+    assert result['ok'] is False and '63 MiB are free' in result['ended']
+    with BagReader(tmp_path / 'new' / 'a.mcap') as bag:
+        assert bag.message_count == result['messages']
+    with pytest.raises(InputError, match='b.mcap cannot be written: 63 MiB are free'):
+        run_recorder(tmp_path / 'b.mcap', seconds=60.0)

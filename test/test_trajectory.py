@@ -93,6 +93,14 @@ def test_point_jump():
     assert 'points 29 and 30' in verdict.detail
 
 
+def test_a_stop_may_be_rounded_below_zero():
+    assert check_trajectory(*drive(7.809133929070847, -3.0)).accepted  # ends at -9e-16 m/s
+    for speed, accepted in ((-1e-5, True), (-1e-3, False)):
+        arrays = drive(4.0, -2.0)
+        arrays[1][40] = speed
+        assert check_trajectory(*arrays).accepted is accepted
+
+
 def test_reverse():
     arrays = drive(0.0)
     arrays[0][:, 0] = -0.05 * np.arange(65)

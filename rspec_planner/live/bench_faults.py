@@ -45,6 +45,10 @@ FAULTS = (*IMAGES, *ODOMETRY, *CLOCK, *ENGINE, *PROCESS)
 #: so long may a node need until its plans flow, and until they flow again
 _START_S, _HEAL_S = 60.0, 12.0
 _STEADY = 3  # plans in a row before the next fault
+#: diagnostics come once a second; so long must a healthy node say nothing that names a fault
+_REPORT_S, _HEALTHY_S = 4.0, 2.0
+#: the node that is broken
+NODE = 'rspec_planner.live.fault_node'
 
 
 @dataclass(frozen=True)
@@ -83,6 +87,7 @@ class Harness:
         self.weights = next((folder / 'checkpoint').glob('*.safetensors'))
         self._clients: dict[str, Any] = {}
         self._healed_s = 0.0
+        self._counted = 0, 0  # invalid and relabelled plans that a verdict holds
 
     @property
     def pid(self) -> int:
@@ -134,12 +139,39 @@ class Harness:
             time.sleep(0.02)
         return False
 
+    def said_now(self) -> dict[str, str]:
+        """Return the next report on all tasks: what was counted up to now names no fault."""
+        start = time.monotonic()
+        while time.monotonic() - start < _REPORT_S and self._node.running:
+            said = self.feed.said(start)
+            if 'inputs.skipped_total' in said:
+                return said
+            time.sleep(0.01)
+        return {}
+
+    def healthy_names(self, faults: Sequence[Fault]) -> list[str]:
+        """Return the faults that would be named although nothing happens, of three tries."""
+        left = [fault for fault in faults if fault.names]
+        for _ in range(3):
+            before, began = self.said_now(), time.monotonic()
+            time.sleep(_HEALTHY_S)
+            said = self.feed.said(began)
+            left = [fault for fault in left if name_of(fault, before, said)]
+            if not left:
+                break
+        return [fault.name for fault in left]
+
+    def _misjudged(self) -> tuple[int, int]:
+        """Return how many invalid and relabelled plans came since the last call."""
+        seen = len(self.feed.heard.invalid), len(self.feed.heard.relabelled)
+        new = seen[0] - self._counted[0], seen[1] - self._counted[1]
+        self._counted = seen
+        return new
+
     def inject(self, fault: Fault) -> Verdict:
         """Break, heal and judge."""
         heard = self.feed.heard
-        began, before = time.monotonic(), self.feed.said(time.monotonic() - 1.5)
-        invalid, relabelled, plans = (len(x) for x in (heard.invalid, heard.relabelled,
-                                                       heard.plans))
+        before, began, plans = self.said_now(), time.monotonic(), len(heard.plans)
         evidence = fault.start(self) or ''
         time.sleep(fault.seconds)
         during = len(heard.plans) - plans
@@ -153,8 +185,8 @@ class Harness:
             named, since = '', -1.0
         return Verdict(
             fault.name, fault.group, fault.what, named or evidence * (not fault.names),
-            bool(fault.names) or bool(evidence), not self._node.running,
-            len(heard.invalid) - invalid, len(heard.relabelled) - relabelled, during,
+            bool(fault.names) or bool(evidence), not self._node.running, *self._misjudged(),
+            during,
             round(since, 3), round(max(0.0, since - fault.history_s) if since >= 0 else -1.0, 3))
 
     def _recovered(self, after_ns: int) -> float:
@@ -193,8 +225,13 @@ def chosen_faults(only: Sequence[str], quick: bool) -> list[Fault]:
 
 
 def bench_faults(*, only: Sequence[str] = (), quick: bool = False, log_folder: Path | None = None,
-                 progress: Callable[[int, int], None] | None = None) -> dict[str, Any]:
-    """Run the matrix; the report's `ok` says whether every fault was survived by name."""
+                 progress: Callable[[int, int], None] | None = None, module: str = NODE
+                 ) -> dict[str, Any]:
+    """
+    Run the matrix; the report's `ok` says whether every fault was survived by name.
+
+    module: what is run as the node; a test takes its guard out.
+    """
     faults = chosen_faults(only, quick)
     with tempfile.TemporaryDirectory(prefix='rspec_faults_') as name:
         folder = Path(name)
@@ -203,16 +240,17 @@ def bench_faults(*, only: Sequence[str] = (), quick: bool = False, log_folder: P
         domain = free_domain_id()
         with Processes(log_folder or folder / 'logs', domain_id=domain) as processes:
             child = processes.start_module(
-                'node', 'rspec_planner.live.fault_node', '--ros-args', '-p', 'use_sim_time:=true',
+                'node', module, '--ros-args', '-p', 'use_sim_time:=true',
                 '-p', f'model.checkpoint:={folder / "checkpoint"}',
                 extra_environment={VARIABLE: str(folder / 'fault')})
-            verdicts = _run(faults, child, folder, domain, progress)
+            healthy, verdicts = _run(faults, child, folder, domain, progress)
             code = processes.stop(child)
-    return report_of(verdicts, code)
+    return report_of(verdicts, code, healthy)
 
 
 def _run(faults: Sequence[Fault], child: Child, folder: Path, domain: int,
-         progress: Callable[[int, int], None] | None) -> list[Verdict]:
+         progress: Callable[[int, int], None] | None) -> tuple[list[str], list[Verdict]]:
+    """Return the faults that a healthy node would name, and what each of them led to."""
     os.environ['ROS_AUTOMATIC_DISCOVERY_RANGE'] = 'LOCALHOST'
     with ros_node('fault_world', domain) as (node, executor):
         feed = Feed(node)
@@ -229,7 +267,7 @@ def _run(faults: Sequence[Fault], child: Child, folder: Path, domain: int,
             if not harness.steady():
                 raise ConfigurationError(f'no plan within {_START_S:.0f} s; last lines of the '
                                          f'node:\n{child.tail()}')
-            verdicts = []
+            healthy, verdicts = harness.healthy_names(faults), []
             for fault in faults:
                 verdicts.append(harness.inject(fault))
                 harness.steady(_HEAL_S)
@@ -237,15 +275,16 @@ def _run(faults: Sequence[Fault], child: Child, folder: Path, domain: int,
                     progress(len(verdicts), len(faults))
                 if not child.running:
                     break
-            return verdicts
+            return healthy, verdicts
         finally:
             feed.stop()
             spinning.set()
             thread.join(5.0)
 
 
-def report_of(verdicts: Sequence[Verdict], exit_code: int) -> dict[str, Any]:
-    """Return the report of a matrix."""
+def report_of(verdicts: Sequence[Verdict], exit_code: int, healthy: Sequence[str] = ()
+              ) -> dict[str, Any]:
+    """Return the report of a matrix; `healthy` are faults whose names prove nothing."""
     recovery = [v.recovery_s for v in verdicts if v.recovery_s >= 0]
     since = [v.since_heal_s for v in verdicts if v.since_heal_s >= 0]
     return {'faults': len(verdicts), 'crashes': sum(v.crashed for v in verdicts),
@@ -255,6 +294,7 @@ def report_of(verdicts: Sequence[Verdict], exit_code: int) -> dict[str, Any]:
             'not_recovered': sum(v.recovery_s < 0 for v in verdicts),
             'recovery_s': {'max': max(recovery, default=0.0)},
             'since_heal_s': {'max': max(since, default=0.0)}, 'exit_code': exit_code,
-            'ok': exit_code == 0 and all(v.ok for v in verdicts),
+            'named_without_fault': list(healthy),
+            'ok': exit_code == 0 and not healthy and all(v.ok for v in verdicts),
             'failed': [v.name for v in verdicts if not v.ok],
             'verdicts': [{**asdict(v), 'ok': v.ok} for v in verdicts]}

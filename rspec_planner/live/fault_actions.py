@@ -29,15 +29,20 @@ from typing import Any, TYPE_CHECKING
 from lifecycle_msgs.msg import Transition
 from lifecycle_msgs.srv import ChangeState
 from nav_msgs.msg import Odometry
+import numpy as np
 from rcl_interfaces.msg import Parameter, ParameterType, ParameterValue
 from rcl_interfaces.srv import SetParameters
 from rclpy.qos import qos_profile_sensor_data
+from sensor_msgs.msg import Image
 from std_msgs.msg import String
 
-from rspec_planner.command_line import NAVIGATION_TOPIC, ODOMETRY_TOPIC
+from rspec_planner.command_line import camera_topic, NAVIGATION_TOPIC, ODOMETRY_TOPIC
+from rspec_planner.live.bench_processes import scene
 from rspec_planner.live.fault_feed import ROOT
-from rspec_planner.live.fault_list import Fault, POSES_S
-from rspec_planner.ros_conversions import odometry_message
+from rspec_planner.live.fault_list import Fault, FRAMES_S, POSES_S
+from rspec_planner.live.fault_node import CAMERAS
+from rspec_planner.live.processes import child_environment
+from rspec_planner.ros_conversions import image_message, odometry_message
 
 if TYPE_CHECKING:
     from rspec_planner.live.bench_faults import Harness
@@ -76,12 +81,12 @@ def attack_parameters(harness: Harness) -> str:
         f'refused all {len(results)} by name: {results[0].reason}'
 
 
-def _flood(harness: Harness, send: Callable[[], None]) -> None:
-    """Call `send` as fast as a thread can until the harness is told to stop."""
+def _flood(harness: Harness, send: Callable[[], None], period_s: float = 0.0005) -> None:
+    """Call `send` again and again until the harness is told to stop."""
     harness.flooding.clear()
 
     def run() -> None:
-        while not harness.flooding.wait(0.0005):
+        while not harness.flooding.wait(period_s):
             send()
     harness.flood = threading.Thread(target=run, name='flood', daemon=True)
     harness.flood.start()
@@ -92,9 +97,22 @@ def flood_odometry(harness: Harness) -> None:
     publisher = harness.feed.node.create_publisher(Odometry, ODOMETRY_TOPIC,
                                                    qos_profile_sensor_data)
     harness.extra.append(publisher)
-    import numpy as np
     message = odometry_message(harness.feed.now_ns - 10**10, np.eye(4), 0.0)
     _flood(harness, lambda: publisher.publish(message))
+
+
+def flood_images(harness: Harness) -> None:
+    """Send frames of the anchor camera, stamped now, from a second publisher, 200 Hz at most."""
+    publisher = harness.feed.node.create_publisher(Image, camera_topic(CAMERAS.anchor),
+                                                   qos_profile_sensor_data)
+    harness.extra.append(publisher)
+
+    def send() -> None:
+        stamp_ns = harness.feed.now_ns
+        harness.feed.sent.add(stamp_ns)
+        publisher.publish(image_message(picture, stamp_ns, f'{CAMERAS.anchor}_optical'))
+    picture = scene(CAMERAS.width, CAMERAS.height, 0)
+    _flood(harness, send, period_s=0.005)
 
 
 def flood_text(harness: Harness) -> None:
@@ -147,7 +165,6 @@ rclpy.spin(node)
 
 def deaf_listener(harness: Harness) -> None:
     """Subscribe reliably from another process and freeze that."""
-    from rspec_planner.live.processes import child_environment
     process = subprocess.Popen([sys.executable, '-c', _LISTENER, f'{ROOT}/output'],
                                stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
                                env=child_environment(harness.domain))
@@ -212,10 +229,21 @@ def _small_files() -> None:
 
 def full_disk(harness: Harness) -> str:
     """Record the world where files cannot grow beyond 300 kB."""
+    return _recorded(harness, 'record-world', '--seconds', '2')
+
+
+def full_disk_live(harness: Harness) -> str:
+    """Record the topics of the node there."""
+    return _recorded(harness, 'record', '--seconds', '20')
+
+
+def _recorded(harness: Harness, command: str, *options: str) -> str:
+    """Record where files cannot grow; return how that was refused."""
     bag = harness.folder / 'full.mcap'
     done = subprocess.run(
-        [sys.executable, '-m', 'rspec_planner.cli', 'record-world', str(bag), '--seconds', '2'],
-        capture_output=True, text=True, preexec_fn=_small_files, timeout=60)
+        [sys.executable, '-m', 'rspec_planner.cli', command, str(bag), *options],
+        capture_output=True, text=True, preexec_fn=_small_files, timeout=60,
+        env=child_environment(harness.domain))
     lines = done.stderr.strip().splitlines()
     left = [path.name for path in harness.folder.glob('full*')]
     if done.returncode == 0 or left or 'unexpected' in done.stderr or not lines:
@@ -234,7 +262,9 @@ PROCESS = (
     Fault('parameter_attack', 'parameters', 'hostile values for twelve parameters', (),
           attack_parameters, NOTHING, seconds=0.6),
     Fault('publisher_flood', 'flood', 'a second odometry publisher, 2 kHz, stamps 10 s old',
-          ('publishers on', 'odometry_'), flood_odometry, end_flood, history_s=POSES_S),
+          ('publishers on',), flood_odometry, end_flood, history_s=POSES_S),
+    Fault('image_flood', 'flood', 'a second publisher of the anchor camera, 200 Hz',
+          ('publishers on',), flood_images, end_flood, history_s=FRAMES_S),
     Fault('text_flood', 'flood', 'navigation text of 100 kB with control characters, 2 kHz',
           ('navigation_text_refused',), flood_text, end_flood),
     Fault('rival_publisher', 'graph', 'somebody else publishes plans', ('also publishes',),
@@ -253,6 +283,8 @@ PROCESS = (
           ('sha256',), spoil_weights, restore_weights, seconds=1.2, history_s=POSES_S),
     Fault('disk_full', 'files', 'the disk is full while the world is recorded', (),
           full_disk, close_folder, seconds=0.2),
+    Fault('recorder_disk_full', 'files', 'the disk is full while this node is recorded', (),
+          full_disk_live, close_folder, seconds=0.2),
 )
 #: of the quick form: one of each kind, none that takes long
 QUICK = ('camera_drop', 'camera_black', 'stamp_zero', 'odometry_nan', 'clock_back', 'exception',

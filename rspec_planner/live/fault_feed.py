@@ -95,7 +95,8 @@ def defect(message: MultiDOFJointTrajectory) -> str:
     steps = np.linalg.norm(np.diff(values[:, :3], axis=0), axis=1)
     if steps.max() > 10.0 or np.abs(steps - 0.1 * values[1:, 4]).max() > 1.0:
         return f'jump of {steps.max():.1f} m'
-    return 'sideways' if np.abs(values[:, 5]).max() > 9.8 else ''
+    lateral = np.abs(values[:, 4] * values[:, 5]).max()  # speed times yaw rate
+    return f'{lateral:.0f} m/s^2 sideways' if lateral > 9.8 else ''
 
 
 class Feed:

@@ -27,6 +27,7 @@ from collections.abc import Sequence
 import json
 import logging
 from pathlib import Path
+import shutil
 import sys
 import threading
 import time
@@ -44,6 +45,8 @@ OUTPUT_PREFIXES = ('/planning/', '/diagnostics', '/world/')
 #: what the planner sees
 INPUT_PREFIXES = ('/sensing/', '/localization/', '/tf', '/clock')
 SCAN_S = 0.2
+#: recording ends with a whole bag while there is still room for its index
+MIN_FREE_BYTES = 64 * 2**20
 LOGGER = logging.getLogger('rspec_planner.recorder')
 
 
@@ -98,8 +101,12 @@ def run_recorder(out: str | Path, *, inputs: bool = True, seconds: float = 0.0,
     Record until a signal, `stop`, or `seconds` (0: no limit) and return what was recorded.
 
     `prefixes` replaces the built-in choice of topics. Returns bag, messages, seconds,
-    topics {name: count} and skipped {name: reason}. Raises InputError when the bag exists.
+    topics {name: count}, skipped {name: reason} and, for a disk that is nearly full, `ok` False
+    and `ended`. Raises InputError when the bag exists or there is no room to begin with.
     """
+    full = _full_disk(Path(out))
+    if full:
+        raise InputError(f'bag {out} cannot be written: {full}')
     chosen = tuple(prefixes) or OUTPUT_PREFIXES + (INPUT_PREFIXES if inputs else ())
     began = time.monotonic()
     with (stop_on_signals() as stopped, ros_node('rspec_recorder') as (node, executor),
@@ -115,11 +122,22 @@ def run_recorder(out: str | Path, *, inputs: bool = True, seconds: float = 0.0,
                 break
             if now - scanned >= SCAN_S:
                 recorder.scan()
-                scanned = now
+                scanned, full = now, _full_disk(Path(out))
+                if full:
+                    break
             executor.spin_once(timeout_sec=0.05)
-    return {'bag': str(out), 'messages': sum(recorder.counts.values()),
+    return {**({'ok': False, 'ended': full} if full else {}), 'bag': str(out),
+            'messages': sum(recorder.counts.values()),
             'seconds': round(time.monotonic() - began, 3),
             'topics': dict(sorted(recorder.counts.items())), 'skipped': recorder.skipped}
+
+
+def _full_disk(out: Path) -> str:
+    """Return why there is no room for a bag, '' while there is."""
+    folder = next((path for path in out.absolute().parents if path.is_dir()), Path('/'))
+    free = shutil.disk_usage(folder).free
+    return '' if free >= MIN_FREE_BYTES else \
+        f'{free // 2**20} MiB are free in {folder}, {MIN_FREE_BYTES // 2**20} are kept; make room'
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -138,7 +156,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f'error: {error}', file=sys.stderr)
         return 1
     print(json.dumps(summary), flush=True)
-    return 0
+    return 0 if summary.get('ok', True) else 1
 
 
 if __name__ == '__main__':

@@ -39,8 +39,9 @@ def faults_section(result: Mapping[str, Any]) -> str:
              f'{verdict["recovery_s"]:.2f}'] for verdict in result['verdicts']]
     head = (f'`rspec bench faults --write-docs`: {result["faults"]} faults, '
             f'{result["crashes"]} crashes, {result["invalid_plans"]} invalid plans, '
-            f'{result["relabelled_plans"]} relabelled plans, {result["unnamed"]} unnamed, longest '
-            f'recovery {result["recovery_s"]["max"]:.2f} s, exit code {result["exit_code"]}.')
+            f'{result["relabelled_plans"]} relabelled plans, {result["unnamed"]} unnamed, '
+            f'{len(result["named_without_fault"])} named without a fault, longest recovery '
+            f'{result["recovery_s"]["max"]:.2f} s, exit code {result["exit_code"]}.')
     return '\n\n'.join([head, table(['fault', 'what happens', 'named as', 'plans meanwhile',
                                      'first plan after, s', 'recovery, s'], rows)])
 

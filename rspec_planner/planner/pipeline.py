@@ -290,7 +290,8 @@ class Planner:
             return Verdict(False, 'reasoning_incomplete',
                            f'no <|traj_future_start|> within {len(reasoning.token_ids)} tokens, '
                            f'budget {self._budget}')
-        if not reasoning.text:  # a NaN is the largest logit: the stop token's ends every text
+        # a NaN is the largest of all logits: that of the stop token ends every text at once
+        if len(reasoning.token_ids) < 2 or not reasoning.text:
             return Verdict(False, 'reasoning_empty', 'nothing was said before '
                            '<|traj_future_start|>; check weights and precision for NaN')
         return check_trajectory(rollout.poses[best], rollout.speeds[best],

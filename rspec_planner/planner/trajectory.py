@@ -33,9 +33,11 @@ Floats = NDArray[np.float64]
 REJECT_REASONS = ('wrong_t0', 'wrong_shape', 'not_finite', 'start_jump', 'speed_mismatch',
                   'point_jump', 'reverse', 'acceleration_out_of_bounds',
                   'curvature_out_of_bounds', 'lateral_acceleration_out_of_bounds',
-                  'inconsistent', 'reasoning_incomplete', 'stamp_in_future')
+                  'inconsistent', 'reasoning_incomplete', 'reasoning_empty', 'stamp_in_future')
 
 ACCEPTED = Verdict(accepted=True)
+#: a stop computed in float32 may end this much below zero, which is no driving backwards
+_ROUNDING_MPS = 1e-4
 
 
 @dataclass(frozen=True)
@@ -141,7 +143,7 @@ def _check_forward(poses: Floats, speeds: Floats, steps: Floats,
                    limits: TrajectoryLimits) -> Verdict | None:
     """Return a failure for driving backwards, in points, steps (n - 1, 3) or speeds."""
     slowest = int(np.argmin(speeds))
-    if speeds[slowest] < 0.0:
+    if speeds[slowest] < -_ROUNDING_MPS:
         return Verdict(False, 'reverse', f'point {slowest} has {speeds[slowest]:.2f} m/s; '
                        'guard.allow_reverse is false')
     middle = 0.5 * (poses[1:, 3] + poses[:-1, 3])

@@ -21,6 +21,7 @@ Message types are those of ROS 2 Kilted; a bag that carries its own definitions 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 import shutil
@@ -56,6 +57,8 @@ _FOREVER = QosTime(2147483647, 4294967295)
 LATCHED = Qos(QosHistory.KEEP_LAST, 1, QosReliability.RELIABLE, QosDurability.TRANSIENT_LOCAL,
               _FOREVER, _FOREVER, QosLiveliness.AUTOMATIC, _FOREVER, False)
 
+#: what they raise where a file cannot be written
+_FULL = (OSError, sqlite3.Error, apsw.Error)
 #: what the bag libraries raise for a file that is damaged, cut off or no bag at all
 _DAMAGE = (AnyReaderError, ReaderError, Rosbag1Error, SerdeError, sqlite3.Error, EOFError,
            KeyError, IndexError, TypeError, ValueError, AssertionError, MemoryError,
@@ -111,17 +114,34 @@ class BagWriter:
         # the name inside is the final one, because metadata.yaml repeats it
         self._writer = Writer(self._folder / self._stem, version=9,
                               storage_plugin=STORAGES[self._storage][0])
-        self._writer.open()
+        try:
+            with self._writable():
+                self._writer.open()
+        except BaseException:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            raise
         return self
+
+    @contextmanager
+    def _writable(self) -> Iterator[None]:
+        """Turn what the file system or the database says into one line that names the bag."""
+        try:
+            yield
+        except _FULL as error:
+            reason = getattr(error, 'strerror', None) or ' '.join(str(error).split())
+            raise InputError(f'bag {self.path} cannot be written ({reason}); free disk space, or '
+                             'choose another folder') from error
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
                  trace: TracebackType | None) -> None:
         try:
             if kind is None:
-                self._writer.close()
-                self._publish()
+                with self._writable():
+                    self._writer.close()
+                    self._publish()
             else:
-                self._writer.abort()
+                with suppress(*_FULL):  # what was raised before says more
+                    self._writer.abort()
         finally:
             shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -140,9 +160,10 @@ class BagWriter:
     def add_topic(self, topic: str, kind: str, *, latched: bool = False) -> None:
         """Declare a topic; the order of declarations is part of the bytes."""
         package, name = kind.split('/')
-        self._topics[topic] = self._writer.add_connection(
-            topic, f'{package}/msg/{name}', typestore=TYPES,
-            offered_qos_profiles=[LATCHED] if latched else [])
+        with self._writable():
+            self._topics[topic] = self._writer.add_connection(
+                topic, f'{package}/msg/{name}', typestore=TYPES,
+                offered_qos_profiles=[LATCHED] if latched else [])
 
     def write(self, topic: str, stamp_ns: int, content: Any) -> None:
         """Append one message at a log time; the topic must have been added."""
@@ -152,7 +173,8 @@ class BagWriter:
 
     def write_serialized(self, topic: str, stamp_ns: int, data: bytes | memoryview) -> None:
         """Append one message that is already CDR; the topic must have been added."""
-        self._writer.write(self._topics[topic], stamp_ns, data)
+        with self._writable():
+            self._writer.write(self._topics[topic], stamp_ns, data)
         self.messages += 1
 
 

@@ -22,7 +22,6 @@ holds no transport delay.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 import heapq
 import math
@@ -32,7 +31,7 @@ from typing import Any, Protocol
 import cv2
 import numpy as np
 
-from rspec_planner.errors import ConfigurationError, InputError
+from rspec_planner.errors import ConfigurationError
 from rspec_planner.world.bag import BagWriter, message
 from rspec_planner.world.messages import (
     make_header,
@@ -154,7 +153,7 @@ def record_world(path: Path, drive: Drive, seconds: float, options: RecordOption
     frames = frame_count(seconds)
     scene = _Messages(rig or Rig(), options)
     families: list[str] = []
-    with writable(path), BagWriter(path, storage=storage, overwrite=overwrite) as bag:
+    with BagWriter(path, storage=storage, overwrite=overwrite) as bag:
         for topic, kind in scene.topics().items():
             bag.add_topic(topic, kind, latched=topic == '/tf_static')
         bag.write('/tf_static', options.start_ns, scene.mounting())
@@ -175,16 +174,6 @@ def record_world(path: Path, drive: Drive, seconds: float, options: RecordOption
                 progress()
         _flush(bag, waiting, None)
     return Recording(path, bag.messages, tuple(families))
-
-
-@contextmanager
-def writable(path: Path) -> Iterator[None]:
-    """Turn what the file system says into one line that names the bag."""
-    try:
-        yield
-    except OSError as error:
-        raise InputError(f'{path}: cannot be written ({error.strerror}); free disk space, or '
-                         'choose another folder') from error
 
 
 def _flush(bag: BagWriter, waiting: list[tuple[int, int, str, Any]],
