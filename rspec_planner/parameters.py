@@ -28,6 +28,7 @@ import functools
 import json
 import math
 from pathlib import Path
+import reprlib
 from typing import Any, get_type_hints
 
 import jsonschema
@@ -91,7 +92,8 @@ class ParameterField:
         if isinstance(value, tuple):
             value = list(value)
         if self.type_name == 'number' and type(value) is int:
-            return f"'{self.name}' is the integer {value}; write {value}.0"
+            brief = _brief(value)
+            return f"'{self.name}' is the integer {brief}; write {brief}.0"
         if isinstance(value, float) and math.isnan(value):  # passes every bound of JSON Schema
             return f"'{self.name}' is nan; give a number ({self.limits})"
         errors = sorted(jsonschema.Draft7Validator(self.schema).iter_errors(value),
@@ -101,8 +103,18 @@ class ParameterField:
         error = errors[0]
         place = ''.join(f'[{step}]' for step in error.absolute_path)
         limits = f' ({self.limits.replace("`", chr(39))})' if self.limits else ''
-        return (f"'{self.name}{place}' is {error.instance!r}; give {_article(self.type_name)}"
-                f'{limits}')
+        if error.validator == 'pattern':
+            limits = f' ({self.description.rstrip(".")})'
+        return (f"'{self.name}{place}' is {_brief(error.instance)}; give "
+                f'{_article(self.type_name)}{limits}')
+
+
+def _brief(value: Any) -> str:
+    """Return a value for a message, which somebody may have made as long as they like."""
+    short = reprlib.Repr()
+    short.maxstring = short.maxother = short.maxlong = 80
+    text = short.repr(value)
+    return text if len(text) <= 100 else f'{text[:97]}...'
 
 
 def _article(type_name: str) -> str:
@@ -142,6 +154,7 @@ def is_ros_parameter(name: str) -> bool:
 
 def unknown_parameter(name: str, source: str) -> str:
     """Return the line for a key that nothing declares: key, file and nearest valid key."""
+    name = name if name.isprintable() and len(name) <= 80 else _brief(name)
     leaves = {field.rsplit('.', 1)[-1]: field for field in schema_fields()}
     near = difflib.get_close_matches(name, schema_fields(), n=1, cutoff=0.6)
     # A right key in the wrong group is far away as a whole string; compare the last part too.
@@ -206,8 +219,9 @@ def read_parameter_file(path: str | Path, *, node_name: str = NODE_NAME) -> dict
     values: dict[str, Any] = {}
     for pattern, body in sections:
         if not isinstance(body, Mapping):
-            raise ConfigurationError(f"parameter file '{path}': 'ros__parameters' is {body!r}; "
-                                     f'give a mapping of names, as in {PARAMETER_FILE}')
+            raise ConfigurationError(f"parameter file '{path}': 'ros__parameters' is "
+                                     f'{_brief(body)}; give a mapping of names, as in '
+                                     f'{PARAMETER_FILE}')
         if pattern.rsplit('/', 1)[-1] in ('**', '*', node_name):
             values.update(_flatten(body))
     return values

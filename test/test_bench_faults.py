@@ -80,6 +80,8 @@ def test_a_name_counts_only_when_it_is_new():
     assert name_of(fault, {}, {'inputs.skip_reason': 'camera_black'}) != ''
     assert name_of(fault, {}, {'inputs: camera_black: camera x': '!'}) \
         == 'inputs: camera_black: camera x'
+    assert name_of(fault, {}, {'inputs: odometry; camera_black: x; restart it': '!'}) \
+        == 'inputs: camera_black: x'
 
 
 def verdict(**changes):

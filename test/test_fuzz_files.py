@@ -36,7 +36,7 @@ from rspec_planner.engine.engine_manifest import read_manifest as engine_manifes
 from rspec_planner.errors import RspecError
 from rspec_planner.model.checkpoint import load_target, read_files, read_weights
 from rspec_planner.model.draft_checkpoint import load_draft
-from rspec_planner.parameters import load_yaml_parameters, NodeParameters
+from rspec_planner.parameters import load_yaml_parameters, NodeParameters, value_problems
 from rspec_planner.planner.checkpoints import folder_profile
 from rspec_planner.planner.drafts import EMBEDDED
 from rspec_planner.planner.tokenizer import load_tokenizer
@@ -370,6 +370,14 @@ def test_yaml_that_unfolds_or_never_ends(folder, read):
     with pytest.raises(RspecError, match=r'cannot be read \(more than 1048576 bytes\)'):
         read(path)
     path.unlink()
+
+
+@pytest.mark.parametrize('key, value', [
+    ('guard.fallback', 'x' * 10**6), ('y' * 10**6, 1), ('model.device', 'cpu\n\x1b[2J'),
+    ('bad\nkey', 1), ('planning.rate_hz', 10**4000), ('model.seed', ['z' * 10**6] * 9)])
+def test_a_refusal_is_short_whatever_was_given(key, value):
+    [problem] = value_problems({key: value}, 'a test')
+    assert problem.isprintable() and len(problem) < 400
 
 
 @pytest.mark.parametrize('name', ['manifest.json', 'config.json'])

@@ -207,10 +207,16 @@ def name_of(fault: Fault, before: dict[str, str], said: dict[str, str]) -> str:
             if before.get(key) == value:
                 continue
             if name in key and value not in ('', '0', '0.000'):
-                return key if value == '!' else f'{key} = {value}'
+                return _part(key, name) if value == '!' else f'{key} = {value}'
             if name in value:
                 return f'{key} = {value}'
     return ''
+
+
+def _part(message: str, name: str) -> str:
+    """Return the complaint of several, 'task: one; two', that holds a name."""
+    task, _, said = message.partition(': ')
+    return f'{task}: ' + next((part for part in said.split('; ') if name in part), said)
 
 
 def chosen_faults(only: Sequence[str], quick: bool) -> list[Fault]:

@@ -65,7 +65,9 @@ ATTACKS: tuple[tuple[str, Any], ...] = (
     ('planning.rate_hz', float('nan')), ('sync.max_input_age_ms', float('inf')),
     ('deadline.on_miss', 'relabel'), ('guard.fallback', 'whatever'), ('planning.rate_hz', 'fast'),
     ('guard.max_curvature_1pm', 0.1), ('no.such.parameter', 1), ('../../etc/passwd', 'x'),
-    ('deadline.budget_ms', 9999.0))
+    ('deadline.budget_ms', 9999.0), ('planning.rate_hz', 2**62), ('guard.fallback', 'x' * 10**6),
+    ('cameras.content_check', '\x1b[2J\nrefuse'))
+_LONGEST = 400  # characters of a refusal
 
 
 def attack_parameters(harness: Harness) -> str:
@@ -75,9 +77,10 @@ def attack_parameters(harness: Harness) -> str:
         Parameter(name=name, value=_value(value)) for name, value in ATTACKS])
     results = harness.call(client, request).results
     taken = [name for (name, _), result in zip(ATTACKS, results) if result.successful]
-    silent = [name for (name, _), result in zip(ATTACKS, results)
-              if not result.successful and not result.reason]
-    return f'accepted {taken}, without a reason {silent}' if taken or silent else \
+    wrong = [(name, result.reason[:_LONGEST]) for (name, _), result in zip(ATTACKS, results)
+             if not result.successful and not (
+                 result.reason.isprintable() and 0 < len(result.reason) <= _LONGEST)]
+    return f'accepted {taken}, without one line of a reason {wrong}' if taken or wrong else \
         f'refused all {len(results)} by name: {results[0].reason}'
 
 
@@ -259,7 +262,7 @@ def close_folder(harness: Harness) -> None:
 
 
 PROCESS = (
-    Fault('parameter_attack', 'parameters', 'hostile values for twelve parameters', (),
+    Fault('parameter_attack', 'parameters', 'hostile values for fifteen parameters', (),
           attack_parameters, NOTHING, seconds=0.6),
     Fault('publisher_flood', 'flood', 'a second odometry publisher, 2 kHz, stamps 10 s old',
           ('publishers on',), flood_odometry, end_flood, history_s=POSES_S),
