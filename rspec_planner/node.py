@@ -15,8 +15,8 @@
 The ROS 2 lifecycle node `rspec_planner`: cameras and odometry in, reasoning and trajectory out.
 
 Wires the pieces and moves them through the lifecycle; what a cycle does is in cycle.py, what is
-said about it in diagnostics.py. One SingleThreadedExecutor runs the callbacks, one worker thread
-owns the model.
+said about it in diagnostics.py. One executor thread runs the callbacks, one worker thread owns the
+model.
 """
 
 from __future__ import annotations

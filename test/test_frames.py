@@ -62,7 +62,7 @@ def test_a_jpeg_at_a_reduced_size_is_close_to_block_means(factor):
     good, data = cv2.imencode('.jpg', image[..., ::-1], [cv2.IMWRITE_JPEG_QUALITY, 95])
     seen = averaged_down(decode_compressed(data.tobytes(), (32, 64)), 32, 64)
     means = image.reshape(32, factor, 64, factor, 3).mean(axis=(1, 3))
-    assert good and np.sqrt(np.mean((seen - means) ** 2)) < 4.0
+    assert good and np.sqrt(np.mean((seen - means) ** 2)) < 1.6
 
 
 def test_the_first_camera_that_fails_is_named():
