@@ -47,8 +47,8 @@ from rspec_planner.errors import ConfigurationError
 #: phases of a layer in their order, and the one before all layers
 PHASES = ('qkv', 'rotate', 'attend', 'join', 'out', 'gather', 'gate_up', 'down', 'gather_down')
 FIRST = 'norm'
-#: cycle counts of a phase: begun, what it needs is there, ended, and waited for weights
-MARKS = 4
+#: cycle counts of a phase: begun, what it needs is there, ended; waited for weights, for rows
+MARKS = 5
 _POINTERS = ('layers', 'hidden', 'middle', 'normed', 'mixed', 'gated', 'parts', 'q', 'peak',
              'total', 'seen', 'cos', 'sin', 'context', 'angle', 'own_keys', 'own_values',
              'counters', 'trace')

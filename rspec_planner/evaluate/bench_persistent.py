@@ -190,16 +190,16 @@ def timed(ways: Mapping[str, Callable[[], None]], repeats: int = REPEATS) -> dic
 
 
 def phases(runner: PersistentLayers) -> dict[str, Any]:
-    """Return mean cycles a layer of each phase of block 0: waited, worked, of it for weights."""
+    """Return cycles a layer of each phase of block 0: waited, worked, of it for weights, rows."""
     runner()
     torch.cuda.synchronize()
     assert runner.trace is not None
     marks = runner.trace.cpu()
     layers = marks[1:].view(-1, len(PHASES), marks.shape[1]).double().mean(0)
-    told = {name: [round(float(row[1] - row[0])), round(float(row[2] - row[1])),
-                   round(float(row[3]))] for name, row in zip(PHASES, layers)}
+    told = {name: [round(float(count)) for count in (row[1] - row[0], row[2] - row[1], *row[3:])]
+            for name, row in zip(PHASES, layers)}
     return {'cycles': int(marks[-1, 2] - marks[0, 0]), FIRST: int(marks[0, 2] - marks[0, 0]),
-            'waited_worked_stalled': told}
+            'waited_worked_weights_rows': told}
 
 
 def part_toy() -> dict[str, Any]:

@@ -50,7 +50,9 @@ struct Block {
   Warp warps[WARPS];
   Meeting all, consumers, syncs[WARPS];
 };
-struct Copy { u32 block, to, bytes, barrier; const void* from; };
+// thread: of a piece, or of an arrival (no bytes) behind its pieces; NOBODY: the copy engine's
+constexpr u32 NOBODY = ~0u;
+struct Copy { u32 block, to, bytes, barrier; const void* from; u32 thread; };
 struct Fiber { ucontext_t start; jmp_buf at; bool begun = false, done = false; u32 block, thread; };
 std::vector<Block>* blocks;
 std::vector<Fiber>* fibers;
@@ -74,12 +76,17 @@ inline void settle(Barrier& b) {
 }
 inline void land(size_t which) {
   const Copy c = copies[which];
+  if (c.bytes == 0)  // an arrival: the oldest pieces of its thread land first
+    for (size_t i = 0; i < copies.size(); ++i)
+      if (copies[i].bytes && copies[i].thread == c.thread && copies[i].block == c.block) return;
   copies[which] = copies.back();
   copies.pop_back();
   Block& b = (*blocks)[c.block];
   if (c.to % 16 || c.bytes % 16 || (u64)c.from % 16) { std::puts("copy: not aligned"); abort(); }
-  std::memcpy(b.memory + c.to, c.from, c.bytes);
+  if (c.bytes) std::memcpy(b.memory + c.to, c.from, c.bytes);
+  if (c.bytes && c.thread != NOBODY) return;
   Barrier& barrier = b.barriers[c.barrier / 8];
+  if (c.bytes == 0) --barrier.left;
   barrier.bytes -= c.bytes;
   settle(barrier);
 }
@@ -98,6 +105,8 @@ inline u32 thread() { return host::now->thread; }
 inline u32 block() { return host::now->block; }
 inline u32 arena() { return 0; }
 inline u64 cycles() { return host::steps; }
+inline void take_registers() {}
+inline void leave_registers() {}
 inline void sync_block() { host::meet(host::mine().all, THREADS); }
 inline void sync_warp() { host::meet(host::mine().syncs[thread() / 32], 32); }
 inline void sync_consumers() { host::meet(host::mine().consumers, 256); }
@@ -117,11 +126,14 @@ inline void barrier_wait(u32 at, u32 parity) {
   while (host::mine().barriers[at / 8].phase == parity) host::yield();
 }
 inline u64 streaming() { return 0; }
-inline void copy(u32 to, const void* from, u32 bytes, u32 barrier) {
-  host::copies.push_back({block(), to, bytes, barrier, from});
-}
 inline void copy_once(u32 to, const void* from, u32 bytes, u32 barrier, u64) {
-  copy(to, from, bytes, barrier);
+  host::copies.push_back({block(), to, bytes, barrier, from, host::NOBODY});
+}
+inline void copy_piece(u32 to, const void* from) {
+  host::copies.push_back({block(), to, 16, 0, from, thread()});
+}
+inline void arrive_copied(u32 barrier) {
+  host::copies.push_back({block(), 0, 0, barrier, nullptr, thread()});
 }
 inline void grid_arrive(u32* counter) { ++*counter; }
 inline void grid_wait(u32* counter, u32 least) { while (*counter < least) host::yield(); }

@@ -15,9 +15,11 @@
 // All decoder layers over a few rows in one launch, one block on every multiprocessor.
 //
 // One warp streams the block's weights and its share of the KV cache, both constant during the
-// launch, through a ring of shared memory and never waits for other blocks; a second warp streams
-// the rows, as soon as the blocks that make them are through; eight warps multiply. Between two
-// phases lies a barrier of the grid, which the ring bridges. Nine phases a layer:
+// launch, through a ring of shared memory and never waits for other blocks; a second warp brings
+// the rows, as soon as the blocks that make them are through; eight warps multiply. Weights come
+// by the copy engine and rows by the load unit, so that rows do not queue behind a ring of
+// weights. Between two phases lies a barrier of the grid, which the ring bridges. Nine phases a
+// layer:
 //   qkv product | norm, rotary, K/V write | attention in parts | join | out product |
 //   sum, residual, norm | gate and up product, SwiGLU | down product | sum, residual, norm
 // Parts of a product are added in their order by who reads them, never by atomics, so that the
@@ -67,7 +69,7 @@ struct Args {  // every field has eight bytes
   const long long *context, *angle;       // rows of the cache that are there; first rotary row
   bf16 *own_keys, *own_values;            // (KV, ROWS, D), where not CAUSAL
   u32* counters;                          // [0] arrivals at barriers, [1] blocks at their end
-  u64* trace;                             // TRACE: four cycle counts a phase of block 0
+  u64* trace;                             // TRACE: five cycle counts a phase of block 0
   u64 count, rows, head_stride, tap_stride;  // layers; rows in use; elements of a KV head
   double eps, scale;
 };
@@ -142,15 +144,18 @@ DEVICE void stream_keys(const Args& a, const Layer& layer, const Keys& keys, Rin
 }
 
 template <class P>
-DEVICE void stream_rows(const Args& a, const unsigned char* from, u32 barriers, Ring& ring) {
+DEVICE void stream_rows(const Args& a, const unsigned char* from, u32 barriers, Ring& ring,
+                        u32 lane) {
   if (block() >= P::UNITS) return;
-  grid_wait(a.counters, barriers * GRID);
-  fence_async();
+  if (lane == 0) grid_wait(a.counters, barriers * GRID);
+  sync_warp();
   const u32 part = block() / P::TILES;
   for (u32 deep = P::first(part); deep < P::first(part + 1); ++deep, ring.next()) {
     ring.wait_empty();
-    barrier_expect(ring.full(), ROW_TILE);
-    copy(ring.slot(), from + (u64)deep * ROW_TILE, ROW_TILE, ring.full());
+#pragma unroll
+    for (u32 at = 0; at < ROW_TILE; at += 512)
+      copy_piece(ring.slot() + at + lane * 16, from + (u64)deep * ROW_TILE + at + lane * 16);
+    arrive_copied(ring.full());
   }
 }
 
@@ -159,15 +164,15 @@ struct Consumer {
   Ring weights, rows;
   const Keys& keys;
   u32 tid, lane, warp, scratch, barriers, marks;
-  u64 entered, ready, stalled;
+  u64 entered, ready, stalled, hungry;
 
   DEVICE Consumer(const Args& a, Ring weights, Ring rows, const Keys& keys, u32 scratch)
       : a(a), weights(weights), rows(rows), keys(keys), tid(thread()), lane(thread() % 32),
         warp(thread() / 32), scratch(scratch), barriers(0), marks(0), entered(0), ready(0),
-        stalled(0) {}
+        stalled(0), hungry(0) {}
 
   DEVICE bool traced() const { return TRACE && tid == 0 && block() == 0; }
-  DEVICE void enter() { if (traced()) { entered = ready = cycles(); stalled = 0; } }
+  DEVICE void enter() { if (traced()) { entered = ready = cycles(); stalled = hungry = 0; } }
 
   /// Wait until all blocks are through the phases before this one.
   DEVICE void wait() {
@@ -177,15 +182,15 @@ struct Consumer {
     if (traced()) ready = cycles();
   }
 
-  /// End a phase, whose results any proxy of any block may then read.
+  /// End a phase, whose results any block may then read.
   DEVICE void arrive() {
-    fence_async();
     sync_consumers();
     if (tid == 0) grid_arrive(a.counters);
     ++barriers;
     if (traced()) {
-      u64* mark = a.trace + 4 * marks++;
+      u64* mark = a.trace + 5 * marks++;
       mark[0] = entered; mark[1] = ready; mark[2] = cycles(); mark[3] = stalled;
+      mark[4] = hungry;
     }
   }
 
@@ -229,7 +234,10 @@ struct Consumer {
       if (traced()) begin = cycles();
       weights.wait_full();
       if (traced()) stalled += cycles() - begin;
+      if (traced()) begin = cycles();
       rows.wait_full();
+      if (traced()) hungry += cycles() - begin;
+      fence_async();  // rows were written by ordinary means, and matrix units read otherwise
       matrix_begin();
 #pragma unroll
       for (u32 k = 0; k < 4; ++k)
@@ -288,13 +296,14 @@ struct Consumer {
     for (u32 row = block(); row < ROWS; row += GRID) {
       constexpr u32 EACH = (HIDDEN + 1023) / 1024;
       Four v[EACH];
-      u64 kept[EACH];
+      u64 kept[EACH], factors[EACH];
       float squares = 0.0f;
 #pragma unroll
       for (u32 i = 0; i < EACH; ++i) {
         const u32 column = (i * 256 + tid) * 4;
         v[i] = {0.0f, 0.0f, 0.0f, 0.0f};
         if (column >= HIDDEN) continue;
+        factors[i] = norm ? *(const u64*)(norm + column) : 0;
         const u64 old = load_pair(residual + row * HIDDEN + column);
         Four part[S ? S : 1];
 #pragma unroll
@@ -319,9 +328,11 @@ struct Consumer {
         for (u32 i = 0; i < EACH; ++i) {
           const u32 column = (i * 256 + tid) * 4;
           if (column >= HIDDEN) continue;
-          const bf16* w = norm + column;
-          const u32 low = narrow2(v[i].x * factor * wide(w[0]), v[i].y * factor * wide(w[1]));
-          const u32 high = narrow2(v[i].z * factor * wide(w[2]), v[i].w * factor * wide(w[3]));
+          const u64 w = factors[i];
+          const u32 low = narrow2(v[i].x * factor * wide((bf16)w),
+                                  v[i].y * factor * wide((bf16)(w >> 16)));
+          const u32 high = narrow2(v[i].z * factor * wide((bf16)(w >> 32)),
+                                   v[i].w * factor * wide((bf16)(w >> 48)));
           *(u64*)(a.normed + spot(row, column)) = low | (u64)high << 32;
         }
       }
@@ -346,11 +357,29 @@ struct Consumer {
     return all;
   }
 
+  /// What turns a row of a head, constant during the launch; low and high half of the head.
+  struct Turn {
+    u32 low_norm, high_norm;
+    Two cos, sin;
+  };
+  DEVICE Turn turn_of(const Layer& layer, u32 item) {
+    const u32 row = item / QKV_HEADS, head = item % QKV_HEADS, dim = lane * 2;
+    if (row >= ROWS || head >= HEADS + KV) return {0, 0, {0.0f, 0.0f}, {0.0f, 0.0f}};
+    const bf16* norm = head < HEADS ? layer.q_norm : layer.k_norm;
+    const long long at = *a.angle + row;
+    const u64 from = (u64)(at < 0 ? 0 : at) * 64 + dim;
+    return {*(const u32*)(norm + dim), *(const u32*)(norm + dim + 64), *(const Two*)(a.cos + from),
+            *(const Two*)(a.sin + from)};
+  }
+
   /// Norm and turn queries and keys, put keys and values where the attention reads them.
   DEVICE void rotate(const Layer& layer) {
+    const u32 dim = lane * 2;
+    u32 item = block() * CONSUMERS + warp;
+    Turn turn = turn_of(layer, item);  // fetched while others are still at the product
     wait();
-    for (u32 item = block() * CONSUMERS + warp; item < ROWS * QKV_HEADS; item += GRID * CONSUMERS) {
-      const u32 row = item / QKV_HEADS, head = item % QKV_HEADS, dim = lane * 2;
+    for (; item < ROWS * QKV_HEADS; item += GRID * CONSUMERS) {
+      const u32 row = item / QKV_HEADS, head = item % QKV_HEADS;
       const float* from = a.parts + row * Qkv::N + head * D + dim;
       Two x[Qkv::S], y[Qkv::S];
 #pragma unroll
@@ -358,16 +387,18 @@ struct Consumer {
         x[s] = load2(from + (u64)s * ROWS * Qkv::N);
         y[s] = load2(from + (u64)s * ROWS * Qkv::N + D / 2);
       }
+      const Turn next = turn_of(layer, item + GRID * CONSUMERS);
       Two low = x[0], high = y[0];
 #pragma unroll
       for (u32 s = 1; s < Qkv::S; ++s) {
         low.x += x[s].x; low.y += x[s].y; high.x += y[s].x; high.y += y[s].y;
       }
       bf16* to = a.q + (row * HEADS + head) * D;
+      bool kept = true;
       if (head >= HEADS) {  // past the queries: keys, then values
         const u32 kv = (head - HEADS) % KV;
         const bool key = head < HEADS + KV;
-        if (row >= a.rows) continue;
+        kept = row < a.rows;
         to = CAUSAL ? (key ? layer.keys : layer.values) + kv * a.head_stride
                           + (u64)(keys.context + row) * D
                     : (key ? a.own_keys : a.own_values) + (kv * ROWS + row) * D;
@@ -376,18 +407,20 @@ struct Consumer {
         const float all = warp_sum(low.x * low.x + low.y * low.y + high.x * high.x
                                    + high.y * high.y);
         const float factor = root(all / D + (float)a.eps);
-        const bf16* norm = head < HEADS ? layer.q_norm : layer.k_norm;
-        low.x *= factor * wide(norm[dim]); low.y *= factor * wide(norm[dim + 1]);
-        high.x *= factor * wide(norm[dim + 64]); high.y *= factor * wide(norm[dim + 65]);
-        const long long turn = *a.angle + row;
-        const float* c = a.cos + (turn < 0 ? 0 : turn) * 64 + dim;
-        const float* s = a.sin + (turn < 0 ? 0 : turn) * 64 + dim;
-        const Two turned = {low.x * c[0] - high.x * s[0], low.y * c[1] - high.y * s[1]};
-        high = {high.x * c[0] + low.x * s[0], high.y * c[1] + low.y * s[1]};
+        low.x *= factor * wide((bf16)turn.low_norm);
+        low.y *= factor * wide((bf16)(turn.low_norm >> 16));
+        high.x *= factor * wide((bf16)turn.high_norm);
+        high.y *= factor * wide((bf16)(turn.high_norm >> 16));
+        const Two turned = {low.x * turn.cos.x - high.x * turn.sin.x,
+                            low.y * turn.cos.y - high.y * turn.sin.y};
+        high = {high.x * turn.cos.x + low.x * turn.sin.x, high.y * turn.cos.y + low.y * turn.sin.y};
         low = turned;
       }
-      *(u32*)(to + dim) = narrow2(low.x, low.y);
-      *(u32*)(to + dim + 64) = narrow2(high.x, high.y);
+      if (kept) {
+        *(u32*)(to + dim) = narrow2(low.x, low.y);
+        *(u32*)(to + dim + 64) = narrow2(high.x, high.y);
+      }
+      turn = next;
     }
     arrive();
   }
@@ -400,12 +433,22 @@ struct Consumer {
       fresh_k = a.own_keys + (keys.head * ROWS + (tile - keys.own) * KEYS) * D;
       fresh_v = a.own_values + (keys.head * ROWS + (tile - keys.own) * KEYS) * D;
     }
-    for (u32 i = old * 16 + tid; i < KEYS * 16; i += 256) {
-      const u32 row = i / 16, at = row * KEY_ROW + i % 16 * 16;
-      const bool there = row < all;
+    constexpr u32 EACH = KEYS / 16;
+    Quad got[2 * EACH];  // all asked for before the first is waited for
+#pragma unroll
+    for (u32 j = 0; j < EACH; ++j) {
+      const u32 i = old * 16 + tid + j * 256, row = i / 16;
       const Quad zero = {0, 0, 0, 0};
-      shared_quad(k + at, there ? load_quad(fresh_k + row * D + i % 16 * 8) : zero);
-      shared_quad(v + at, there ? load_quad(fresh_v + row * D + i % 16 * 8) : zero);
+      const bool there = row < all;
+      got[2 * j] = there ? load_quad(fresh_k + row * D + i % 16 * 8) : zero;
+      got[2 * j + 1] = there ? load_quad(fresh_v + row * D + i % 16 * 8) : zero;
+    }
+#pragma unroll
+    for (u32 j = 0; j < EACH; ++j) {
+      const u32 i = old * 16 + tid + j * 256, at = i / 16 * KEY_ROW + i % 16 * 16;
+      if (i >= KEYS * 16) continue;
+      shared_quad(k + at, got[2 * j]);
+      shared_quad(v + at, got[2 * j + 1]);
     }
     fence_async();  // the copy engine writes here next
     sync_consumers();
@@ -473,17 +516,16 @@ struct Consumer {
                    float (&weight)[2], const u32 (&limit)[2], u32 k_slot, u32 v_slot) {
     float s[KEYS / 8][4];
 #pragma unroll
-    for (u32 n = 0; n < KEYS / 8; ++n) {
-      s[n][0] = s[n][1] = s[n][2] = s[n][3] = 0.0f;
-      const u32 from = k_slot + (n * 8 + lane % 8) * KEY_ROW + lane / 8 * 16;
+    for (u32 n = 0; n < KEYS / 8; ++n) s[n][0] = s[n][1] = s[n][2] = s[n][3] = 0.0f;
 #pragma unroll
-      for (u32 k = 0; k < 8; k += 2) {
+    for (u32 k = 0; k < 8; k += 2)  // keys inside: their sums do not wait for one another
+#pragma unroll
+      for (u32 n = 0; n < KEYS / 8; ++n) {
         u32 b[4];
-        load_tiles(b, from + k * 32);
+        load_tiles(b, k_slot + (n * 8 + lane % 8) * KEY_ROW + lane / 8 * 16 + k * 32);
         multiply(s[n], q[k], b[0], b[1]);
         multiply(s[n], q[k + 1], b[2], b[3]);
       }
-    }
 #pragma unroll
     for (u32 i = 0; i < 2; ++i) {
       float top = high[i];
@@ -601,7 +643,7 @@ KERNEL persistent(const __grid_constant__ Args a) {
     for (u32 i = 0; i < WEIGHT_SLOTS + ROW_SLOTS; ++i) {
       const bool of_rows = i >= WEIGHT_SLOTS;
       const u32 at = of_rows ? rows.barriers + (i - WEIGHT_SLOTS) * 8 : weights.barriers + i * 8;
-      barrier_init(at, 1);
+      barrier_init(at, of_rows ? 32 : 1);
       barrier_init(at + (of_rows ? ROW_SLOTS : WEIGHT_SLOTS) * 8, CONSUMERS);
     }
     barriers_made();
@@ -609,8 +651,12 @@ KERNEL persistent(const __grid_constant__ Args a) {
   sync_block();
   const u32 warp = thread() / 32, lane = thread() % 32;
   if (warp < CONSUMERS) {
+    take_registers();
     Consumer(a, weights, rows, keys, scratch).run();
-  } else if (warp == CONSUMERS) {
+    return;
+  }
+  leave_registers();
+  if (warp == CONSUMERS) {
     const u64 policy = streaming();
     for (u32 index = 0; index < a.count; ++index) {
       const Layer& layer = a.layers[index];
@@ -620,13 +666,13 @@ KERNEL persistent(const __grid_constant__ Args a) {
       stream_weights<Up>(layer.up, weights, policy, lane);
       stream_weights<Down>(layer.down, weights, policy, lane);
     }
-  } else if (lane == 0) {
+  } else if (warp == CONSUMERS + 1) {
     for (u32 index = 0; index < a.count; ++index) {
       const u32 before = 1 + 9 * index;
-      stream_rows<Qkv>(a, a.normed, before, rows);
-      stream_rows<Out>(a, a.mixed, before + 4, rows);
-      stream_rows<Up>(a, a.normed, before + 6, rows);
-      stream_rows<Down>(a, a.gated, before + 7, rows);
+      stream_rows<Qkv>(a, a.normed, before, rows, lane);
+      stream_rows<Out>(a, a.mixed, before + 4, rows, lane);
+      stream_rows<Up>(a, a.normed, before + 6, rows, lane);
+      stream_rows<Down>(a, a.gated, before + 7, rows, lane);
     }
   }
 }

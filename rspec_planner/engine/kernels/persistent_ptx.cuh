@@ -40,11 +40,15 @@ struct Watchdog {
   DEVICE void look() { if (clock64() - begin > 400000000ll) __trap(); }
 };
 
+/// Registers go from one warpgroup to the others: 2 x 232 + 40 of 512 a lane of four warps.
+DEVICE void take_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 232;"); }
+DEVICE void leave_registers() { asm volatile("setmaxnreg.dec.sync.aligned.u32 40;"); }
+
 DEVICE void sync_block() { __syncthreads(); }
 DEVICE void sync_warp() { __syncwarp(); }
 DEVICE void sync_consumers() { asm volatile("bar.sync 1, 256;" ::: "memory"); }
-/// Order ordinary accesses before those of the copy engine and of the matrix units.
-DEVICE void fence_async() { asm volatile("fence.proxy.async;" ::: "memory"); }
+/// Order ordinary accesses to shared memory before those of copy engine and matrix units.
+DEVICE void fence_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 DEVICE void barrier_init(u32 at, u32 count) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" :: "r"(at), "r"(count) : "memory");
@@ -84,10 +88,14 @@ DEVICE void copy_once(u32 to, const void* from, u32 bytes, u32 barrier, u64 poli
                " [%0], [%1], %2, [%3], %4;"
                :: "r"(to), "l"(from), "r"(bytes), "r"(barrier), "l"(policy) : "memory");
 }
-DEVICE void copy(u32 to, const void* from, u32 bytes, u32 barrier) {
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
-               " [%0], [%1], %2, [%3];"
-               :: "r"(to), "l"(from), "r"(bytes), "r"(barrier) : "memory");
+
+/// Copy 16 bytes past the first-level cache, by the load unit and not the copy engine.
+DEVICE void copy_piece(u32 to, const void* from) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"(to), "l"(from) : "memory");
+}
+/// Arrive at a barrier as soon as all pieces that this thread asked for are there.
+DEVICE void arrive_copied(u32 barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" :: "r"(barrier) : "memory");
 }
 
 DEVICE void grid_arrive(u32* counter) {
@@ -178,10 +186,10 @@ DEVICE void load_tiles_turned(u32 (&r)[4], u32 at) {
 }
 /// d (16 x 8) += a (16 x 16) b (16 x 8) in one warp.
 DEVICE void multiply(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3},"
-               " {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-               : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3},"
+      " {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
 // Matrix products of a warpgroup, both operands in shared memory, depth contiguous, swizzled by
