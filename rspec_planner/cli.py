@@ -197,7 +197,7 @@ def record_world(out: Path, scenario: Sequence[str], seconds: float, seed: int, 
 
 @cli.command()
 @click.argument('bags', nargs=-1, required=True, metavar='BAG...',
-                type=click.Path(path_type=Path))
+                type=click.Path(path_type=Path, readable=False))  # one of many is named later
 @click.option('--out', type=click.Path(path_type=Path), help='Also write the plans as a bag.')
 @click.option('--records', type=click.Path(path_type=Path),
               help='JSONL with one plan per line. Default: beside the bag.')

@@ -25,6 +25,7 @@ import time
 import pytest
 from test_offline import EchoPlanner, record
 
+from rspec_planner.cli import main
 from rspec_planner.errors import ConfigurationError
 from rspec_planner.fleet import _connect, fleet_jobs, plan_fleet
 from rspec_planner.offline import OfflineOptions, plan_bag
@@ -246,6 +247,18 @@ def test_what_decides_the_plans_is_compared(bags, serial, tmp_path, monkeypatch)
     assert resumed() == 0
     with pytest.raises(ConfigurationError, match='nothing.yaml'):  # once, not for every bag
         resumed(OfflineOptions(params=tmp_path / 'nothing.yaml'))
+
+
+def test_a_bag_without_permission_stops_no_other(bags, tmp_path, monkeypatch, capsys):
+    """The tests may run as root, whom no permission stops; what asks for it is answered no."""
+    allowed = os.access
+    monkeypatch.setattr(os, 'access', lambda path, *mode, **more: str(path) != str(bags[0])
+                        and allowed(path, *mode, **more))
+    assert main(['plan', str(bags[0]), str(bags[CORRUPT]), '--folder', str(tmp_path),
+                 '--json']) == 1
+    failed = json.loads(capsys.readouterr().out)['failed']
+    assert f'bag {bags[0]} cannot be read; check its permissions' == failed[str(bags[0])]
+    assert 'truncated or damaged' in failed[str(bags[CORRUPT])]
 
 
 def test_a_full_disk_is_one_failed_bag_and_leaves_nothing(bags, tmp_path, monkeypatch):

@@ -23,6 +23,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+import os
 from pathlib import Path
 import shutil
 import sqlite3
@@ -199,10 +200,12 @@ class BagReader:
         self.path = path
 
     def __enter__(self) -> Self:
-        _check_path(self.path)
         try:
+            _check_path(self.path)
             self._reader = AnyReader([self.path], default_typestore=TYPES)
             self._reader.open()
+        except PermissionError:
+            raise InputError(f'bag {self.path} cannot be read; check its permissions') from None
         except (*_DAMAGE, OSError) as error:
             raise _damaged(self.path, error) from None
         return self
@@ -287,6 +290,9 @@ def _check_path(path: Path) -> None:
                          'folder')
     elif path.stat().st_size == 0:
         raise InputError(f'bag {path} is an empty file (0 bytes); record it again')
+    for file in sorted(path.iterdir()) if path.is_dir() else [path]:
+        if not os.access(file, os.R_OK):
+            raise InputError(f'bag {file} cannot be read; check its permissions')
 
 
 def _damaged(path: Path, error: Exception) -> InputError:
