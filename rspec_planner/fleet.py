@@ -24,6 +24,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from glob import escape
 import hashlib
 from importlib import import_module
 from itertools import islice
@@ -217,7 +218,8 @@ def plan_fleet(bags: Sequence[Path], options: OfflineOptions, folder: Path, *, w
     """
     Plan many bags; `workers` above 0 asks Ray for so many processors.
 
-    The report is in the order of the bags; `ok` is False when one failed.
+    The report is in the order of the bags; `ok` is False when one failed. One run at a time may
+    use a folder.
     """
     folder.mkdir(parents=True, exist_ok=True)
     jobs = fleet_jobs(bags, folder, options)
@@ -226,6 +228,8 @@ def plan_fleet(bags: Sequence[Path], options: OfflineOptions, folder: Path, *, w
         if (before := finished(job)) is not None:
             reports[job.bag] = {'report': before, 'resumed': True}
     waiting = [job for job in jobs if job.bag not in reports]
+    for job in waiting:
+        _tidy(job, folder)
     runs = _ray(waiting, workers, make_planner) if workers and waiting else \
         _serial(waiting, make_planner)
     for job, result in runs:
@@ -233,6 +237,13 @@ def plan_fleet(bags: Sequence[Path], options: OfflineOptions, folder: Path, *, w
         if progress is not None:
             progress(len(reports), len(jobs))
     return _summary(jobs, reports, folder)
+
+
+def _tidy(job: Job, folder: Path) -> None:
+    """Remove what a killed run had half written of a bag."""
+    for whole in (job.options.records, job.report):
+        for part in folder.glob(f'.{escape(whole.name)}.*') if whole is not None else ():
+            part.unlink(missing_ok=True)
 
 
 def _summary(jobs: Sequence[Job], reports: Mapping[Path, Mapping[str, Any]], folder: Path

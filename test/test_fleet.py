@@ -164,10 +164,12 @@ def killed_fleet(bags, folder, workers):
 def check_the_rest_is_planned(bags, folder, before, serial, workers):
     """Run the fleet again: what was done stays, the whole equals one that nobody killed."""
     assert 3 <= len(before) < 9
+    (folder / '.drive9.mcap.plans.jsonl.77').touch()  # half written when the kill came
     report = plan_fleet(bags, OfflineOptions(), folder, workers=workers,
                         make_planner=EchoPlanner)
     assert (report['planned'], list(report['failed'])) == (9, [str(bags[CORRUPT])])
     assert len(before) <= report['resumed'] < 9
+    assert not list(folder.glob('.*'))
     for n in set(range(10)) - {CORRUPT}:
         name = f'drive{n}.mcap'
         records = folder / f'{name}.plans.jsonl'
