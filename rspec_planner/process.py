@@ -28,7 +28,7 @@ from typing import Protocol
 import rclpy
 from rclpy.executors import Executor, ExternalShutdownException, SingleThreadedExecutor
 from rclpy.node import Node
-from rclpy.utilities import remove_ros_args
+from rclpy.utilities import get_rmw_implementation_identifier, remove_ros_args
 
 from rspec_planner.command_line import check_leftover, ros_arguments, USAGE
 from rspec_planner.errors import ConfigurationError, RspecError
@@ -38,6 +38,8 @@ from rspec_planner.transport import apply_fastdds_environment
 PROGRAM = 'rspec_planner_node'
 #: longest sleep of the executor; it is woken for whatever it has to do
 _IDLE_S = 1.0
+#: middlewares that EventsExecutor was tried with; one that cannot tell would end the node
+_TELLS = ('rmw_fastrtps_cpp', 'rmw_fastrtps_dynamic_cpp')
 #: malloc.h: smaller blocks come from the heap (32 MiB is the most), whose end is kept up to a size
 _M_TRIM_THRESHOLD, _KEPT = -1, 2 ** 27
 _M_MMAP_THRESHOLD, _LARGEST_BLOCK = -3, 2 ** 25
@@ -165,12 +167,15 @@ def _spin(node: Runnable) -> None:
 
 def event_executor() -> Executor:
     """
-    Return an executor of one thread, told by the middleware what is ready where rclpy has one.
+    Return an executor of one thread, told by the middleware what is ready where that is possible.
 
-    The plain one asks each of the node's 54 entities, in Python, whenever something wakes it.
+    The plain one asks each of the node's 53 entities, in Python, whenever something wakes it: 20
+    instead of 12 ms of processor time a plan with small images, and so much later for each frame.
     """
-    try:
-        from rclpy.experimental.events_executor import EventsExecutor
-    except ImportError:  # before Kilted
-        return SingleThreadedExecutor()
-    return EventsExecutor()
+    if get_rmw_implementation_identifier() in _TELLS:
+        try:
+            from rclpy.experimental.events_executor import EventsExecutor
+            return EventsExecutor()
+        except ImportError:  # before Kilted
+            pass
+    return SingleThreadedExecutor()
