@@ -28,6 +28,7 @@ from enum import Enum
 import time
 from typing import Protocol
 
+from rspec_planner.errors import one_line
 from rspec_planner.guard import Guard, guard_limits
 from rspec_planner.inputs import InputWatch
 from rspec_planner.parameters import NodeParameters
@@ -71,6 +72,9 @@ class CycleResult:
     cyclic_ms: float | None = None  # since the previous published plan, monotonic clock
     repeated: bool = False  # the previous plan was published again, with its old stamp
     stopped: bool = False  # a controlled stop was published, on its own topic
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, 'detail', one_line(self.detail))  # may quote a message's fields
 
 
 class PlannerLike(Protocol):

@@ -28,6 +28,7 @@ from typing import Any
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue
 
 from rspec_planner.cycle import CycleResult, CycleStatistics, Outcome, times_of
+from rspec_planner.errors import LONGEST, one_line
 from rspec_planner.inputs import StreamState
 from rspec_planner.output_check import CheckState
 from rspec_planner.outputs import tokens_per_second
@@ -47,19 +48,20 @@ _LOSS_RECENT_S = 5.0  # a loss is told for so long
 
 
 def text_of(value: Any) -> str:
-    """Return a diagnostic value as text: floats with 3 decimals, truth in lower case."""
+    """Return a value as one line: floats with 3 decimals, truth in lower case."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, float):
         return f'{value:.3f}'
-    return str(value)
+    return one_line(str(value))
 
 
 def make_status(task: str, level: bytes, message: str,
                 values: Mapping[str, Any]) -> DiagnosticStatus:
     """Return the status of one task."""
     return DiagnosticStatus(
-        level=level, name=f'{NODE_NAME}: {task}', message=message, hardware_id=NODE_NAME,
+        level=level, name=f'{NODE_NAME}: {task}', message=one_line(message, 4 * LONGEST),
+        hardware_id=NODE_NAME,
         values=[KeyValue(key=key, value=text_of(value)) for key, value in values.items()])
 
 

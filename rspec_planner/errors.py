@@ -19,6 +19,16 @@ The command line prints it and exits non-zero; the node turns it into a diagnost
 """
 
 
+#: characters of a message; a sender may have put a megabyte into a field that it names
+LONGEST = 500
+
+
+def one_line(text: str, longest: int = LONGEST) -> str:
+    """Return a text that strangers had a hand in as one short line without control characters."""
+    plain = ''.join(c if c.isprintable() else ' ' for c in text[:longest + 1])
+    return plain if len(plain) <= longest else f'{plain[:longest - 3]}...'
+
+
 class RspecError(Exception):
     """Base of every error this package raises on purpose."""
 

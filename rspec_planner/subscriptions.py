@@ -44,7 +44,7 @@ from rclpy.subscription import MessageInfo
 from sensor_msgs.msg import CameraInfo, CompressedImage, Image
 from std_msgs.msg import String
 
-from rspec_planner.errors import InputError
+from rspec_planner.errors import InputError, one_line
 from rspec_planner.inputs import InputWatch
 from rspec_planner.mounting import StaticFrames, transform_matrix
 from rspec_planner.overlay import camera_view, CameraView
@@ -277,14 +277,14 @@ class InputSubscriptions:
         if frame_id == self._child_frame_id:
             return
         if self._child_frame_id is not None:
-            self._on_discontinuity(f"odometry child_frame_id changed from "
-                                   f"'{self._child_frame_id}' to '{frame_id}'")
+            self._on_discontinuity(one_line("odometry child_frame_id changed from "
+                                            f"'{self._child_frame_id}' to '{frame_id}'"))
         self._child_frame_id = frame_id
         self._notes.pop('child_frame_id', None)
         if frame_id != BASE_FRAME:
             self._notes['child_frame_id'] = (
-                f"odometry child_frame_id is '{frame_id}', plans need '{BASE_FRAME}' (the centre "
-                'of the rear axle); publish odometry of that point')
+                f"odometry child_frame_id is '{one_line(frame_id, 80)}', plans need "
+                f"'{BASE_FRAME}' (the centre of the rear axle); publish odometry of that point")
 
     def _on_navigation_text(self, message: String) -> None:
         fault = self._buffer.set_navigation_text(message.data)

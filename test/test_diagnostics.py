@@ -299,3 +299,13 @@ def test_a_draft_that_does_not_pay_is_a_warning(plan):
     assert values_of(status)['window_accepted_length'] == '1.250'
     assert values_of(status)['tokens_per_second'] == '1250.000'
     assert speculation_status(statistics, poor, 0.0).level == OK
+
+
+def test_what_a_sender_put_into_a_field_is_one_short_line():
+    """A frame_id of 1 MB went into every report, ten times a second, and into the log."""
+    hostile = '\x1b[2J\n' * 200_000
+    result = CycleResult(NOW, Outcome.SKIPPED, 'odometry_frame_changed', f'to {hostile}; remedy')
+    assert result.detail.startswith('to  [2J  [2J') and result.detail.endswith('...')
+    status = make_status('inputs', OK, hostile, {'last_reset': hostile, 'count': 3})
+    for text in (result.detail, status.message, *(item.value for item in status.values)):
+        assert text.isprintable() and len(text) <= 2000

@@ -172,6 +172,7 @@ class Harness:
         """Break, heal and judge."""
         heard = self.feed.heard
         before, began, plans = self.said_now(), time.monotonic(), len(heard.plans)
+        unreadable = heard.unreadable
         evidence = fault.start(self) or ''
         time.sleep(fault.seconds)
         during = len(heard.plans) - plans
@@ -181,6 +182,8 @@ class Harness:
         since = self._recovered(newest_ns if fault.group != 'clock' else 0)
         said = self.feed.said(began)
         named = evidence if not fault.names else name_of(fault, before, said)
+        if heard.unreadable > unreadable:  # nobody could read what names the fault
+            named, evidence = '', ''
         if evidence.startswith('accepted'):
             named, since = '', -1.0
         return Verdict(

@@ -29,7 +29,7 @@ import threading
 import time
 from typing import Any
 
-from diagnostic_msgs.msg import DiagnosticArray
+from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus
 from nav_msgs.msg import Odometry
 import numpy as np
 from rclpy.node import Node
@@ -39,6 +39,7 @@ from sensor_msgs.msg import CameraInfo, Image
 from trajectory_msgs.msg import MultiDOFJointTrajectory
 
 from rspec_planner.command_line import camera_topic, info_topic, ODOMETRY_TOPIC
+from rspec_planner.errors import LONGEST
 from rspec_planner.live.bench_processes import scene
 from rspec_planner.live.fault_node import CAMERAS
 from rspec_planner.model.config import CameraConfig
@@ -77,6 +78,7 @@ class Heard:
     invalid: list[str] = field(default_factory=list)
     relabelled: list[str] = field(default_factory=list)
     stops: int = 0
+    unreadable: int = 0  # diagnostics with control characters or a megabyte
     diagnostics: deque[tuple[float, DiagnosticArray]] = field(default_factory=deque)
     processing: dict[str, tuple[float, float]] = field(default_factory=dict)  # t0 -> arrival, ms
 
@@ -97,6 +99,12 @@ def defect(message: MultiDOFJointTrajectory) -> str:
         return f'jump of {steps.max():.1f} m'
     lateral = np.abs(values[:, 4] * values[:, 5]).max()  # speed times yaw rate
     return f'{lateral:.0f} m/s^2 sideways' if lateral > 9.8 else ''
+
+
+def readable(status: DiagnosticStatus) -> bool:
+    """Tell whether all texts of a status are short lines, whatever a sender put into a field."""
+    return all(len(text) <= 4 * LONGEST and text.isprintable()
+               for text in (status.message, *(item.value for item in status.values)))
 
 
 class Feed:
@@ -217,6 +225,7 @@ class Feed:
         while now - kept[0][0] > _MEMORY_S:
             kept.popleft()
         for status in message.status:
+            self.heard.unreadable += not readable(status)
             if status.name.endswith(': latency'):
                 values = {item.key: item.value for item in status.values}
                 if 'processing_time_ms' in values:

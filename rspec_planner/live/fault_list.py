@@ -293,6 +293,9 @@ ODOMETRY = (
     odometry_fault('odometry_wrong_frame', 'another frame_id', ('odometry_frame_changed',),
                    _odometry(lambda m: _with(m, header=type(m.header)(
                        stamp=m.header.stamp, frame_id='odom')))),
+    odometry_fault('odometry_long_frame', 'a frame_id of 1 MB with line breaks',
+                   ('odometry_frame_changed',), _odometry(lambda m: _with(m, header=type(m.header)(
+                       stamp=m.header.stamp, frame_id='\x1b[2J\n' * 200_000)))),
     odometry_fault('odometry_child_frame', 'another point of the vehicle', ('child_frame_id',),
                    _odometry(lambda m: _with(m, child_frame_id='imu_link'))),
     odometry_fault('quaternion_denormal', 'a rotation of norm 1e-310', ('odometry_not_finite',),
