@@ -23,7 +23,7 @@ import pytest
 
 from rspec_planner.evaluate.closed_world import ClosedRun, Outcome
 from rspec_planner.world.clip import Clip, ClipSpec
-from rspec_planner.world.expert import Driver, Maneuver, SpeedLimit
+from rspec_planner.world.expert import Driver, SpeedLimit
 from rspec_planner.world.generate import generate_pair
 from rspec_planner.world.onward import drive_pair, LATEST, make_pair
 from rspec_planner.world.reasoning import opener, parse

@@ -30,8 +30,8 @@ from rspec_planner.train.draft import clip_specs
 from rspec_planner.train.draft_acceptance import acceptance, simulate
 from rspec_planner.train.draft_runs import grid_runs, GROUPS, tuned_changes
 from rspec_planner.train.draft_settings import DraftSettings
-from rspec_planner.train.draft_unpack import main as unpack_main
 from rspec_planner.train.draft_target import split_name
+from rspec_planner.train.draft_unpack import main as unpack_main
 from rspec_planner.train.draft_unpack import unpack
 from rspec_planner.train.profiles import new_target
 
