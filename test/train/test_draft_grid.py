@@ -186,7 +186,7 @@ def test_a_small_comparison_from_rendering_to_results(tmp_path, monkeypatch):
     monkeypatch.setattr(draft_front, 'open_target',
                         lambda folder, device: (target, tokenizer, 'digest'))
     code = draft_grid.main(['--smoke', '--out', str(tmp_path / 'out'), '--lanes', '2',
-                            '--groups', 'main', '--seeds', '1', '--minutes', '2', '--only',
+                            '--groups', 'main', '--seeds', '1', '--minutes', '30', '--only',
                             'flat', '--set', 'epochs=1', '--more-clips', '2'])
     found = json.loads((tmp_path / 'out' / 'results.json').read_text())
     assert code == 0 and [run.get('failed') for run in found['runs']] == [None] * 4
