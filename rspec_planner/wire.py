@@ -14,8 +14,8 @@
 """
 Trajectory and path as they go over the wire (CDR), all points written at once.
 
-rclpy takes 2.3 ms for the two, half of it to fill 65 points and half to read them back in
-Python; this takes 0.2 ms, and the bytes are the same. The layout is that of XCDR version 1, little
+rclpy takes 1.8 ms to publish the two, most of it to fill 65 points and to read them back in
+Python; this takes 0.5 ms, and the bytes are the same. The layout is that of XCDR version 1, little
 endian: a value lies at a multiple of its size, counted behind the header of four bytes.
 """
 
