@@ -25,15 +25,16 @@ import torch.multiprocessing as mp
 
 from rspec_planner.errors import ConfigurationError, EngineError
 from rspec_planner.evaluate.batched import BatchedPlanner
-from rspec_planner.model.checkpoint import read_manifest
+from rspec_planner.model.checkpoint import load_target, read_manifest
 from rspec_planner.model.text import place_visual
+from rspec_planner.model.unicycle import UnicycleActionSpace
 from rspec_planner.planner.pipeline import Planner
 from rspec_planner.planner.prompt import build_prompt
 from rspec_planner.train.augment import Augmentation
 from rspec_planner.train.examples import ExampleEncoder, history_poses
 from rspec_planner.train.farm import RenderedPair
 from rspec_planner.train.labels import object_grid
-from rspec_planner.train.objective import LossWeights, TargetObjective
+from rspec_planner.train.objective import _ACROSS_M, _ALONG_M, LossWeights, TargetObjective
 from rspec_planner.train.optimizer import (
     average_gradients,
     build_optimizers,
@@ -94,6 +95,8 @@ class TestSettings:
         ({'minutes': -1}, 'minutes=-1'),
         ({'compile': 'yes'}, 'compile'),
         ({'precision': 'fp8'}, 'precision.*bf16'),
+        ({'quiet_samples': 7}, 'quiet_samples=7.*flow_samples=6'),
+        ({'noise_scale': -0.5}, 'noise_scale=-0.5'),
     ])
     def test_a_wrong_setting_is_one_line_with_its_name(self, values, message):
         with pytest.raises(ConfigurationError, match=message) as caught:
@@ -176,7 +179,7 @@ class TestObjective:
             model = objective(LossWeights(expert_gradient=gradient, flow_samples=2)).eval()
             hidden, keys, values = model.read(batch.token_ids, *model.see(batch.images))
             torch.manual_seed(3)
-            model._flow_loss(keys, values, batch).backward()
+            model._flow_error(keys, values, batch).square().mean().backward()
             grad = model.target.text.layers[0].self_attn.v_proj.weight.grad
             gradients.append(torch.zeros(1) if grad is None else grad)
             assert model.target.expert.action_out_proj.weight.grad.abs().sum() > 0
@@ -192,8 +195,38 @@ class TestObjective:
                     for cache in (*keys, *values):
                         cache[row, :, length:] += noise
                 torch.manual_seed(3)
-                losses.append(float(model._flow_loss(keys, values, batch)))
+                losses.append(float(model._flow_error(keys, values, batch).square().mean()))
         assert losses[0] == losses[1]
+
+    def test_the_path_loss_counts_the_metres_that_an_error_leads_away(self, batch):
+        model = objective(LossWeights(path=1.0, flow_samples=2))
+        error = torch.zeros(2 * len(batch.actions), 64, 2)
+        error[:, :20] = torch.tensor((0.3, 0.2))  # normalised, for two seconds
+        loss = float(model._path_loss(error, batch))
+        # the same by rolling the label out with and without the error
+        space = UnicycleActionSpace(model.target.cfg.action_space)
+        speed = 10.0 * batch.future[:, 0, :2].norm(dim=-1)
+        actions = batch.actions.clone()
+        straight = actions * torch.tensor((1.0, 0.0))
+        shoved = straight + error[:len(actions)]
+        paths = [space.integrate(a.double(), speed.double())[0] for a in (straight, shoved)]
+        apart = (paths[1] - paths[0])[:, :40]
+        tolerance = torch.tensor((_ALONG_M, _ACROSS_M)).T.double()
+        expected = float(0.5 * (apart / tolerance).square().sum(-1).mean())
+        assert loss == pytest.approx(expected, rel=0.25) and loss > 0.0
+        assert float(model._path_loss(2.0 * error, batch)) == pytest.approx(4.0 * loss, rel=1e-4)
+        late = torch.zeros_like(error)
+        late[:, 40:] = 1.0
+        assert float(model._path_loss(late, batch)) == 0.0
+
+    def test_quiet_copies_start_nearer_to_the_middle_of_the_noise(self, batch):
+        model = objective(LossWeights(flow_samples=4, quiet_samples=2))
+        data = torch.zeros(400, 64, 2)
+        spread = model._noise(data).flatten(1).std(1)
+        assert float(spread[200:].min()) > 0.7 and float(spread[:200].max()) < 1.3
+        assert float(spread[:200].mean()) == pytest.approx(1 / 3, abs=0.07)
+        model = objective(LossWeights(flow_samples=4))
+        assert float(model._noise(data).flatten(1).std(1).min()) > 0.7
 
     def test_every_weight_gets_a_gradient(self, batch):
         model = objective(augmentation=Augmentation()).train()
@@ -316,7 +349,8 @@ class TestBatchedPlanner:
 class TestRuns:
     def test_eight_clips_are_learnt_and_the_checkpoint_plans(self, tmp_path, pairs):
         result = train_target(None, tmp_path, smoke=True, max_steps=60, ema_decay=0.9,
-                              report_every_s=4.0, revision='abc')
+                              report_every_s=4.0, revision='abc', path_weight=0.1,
+                              quiet_samples=1, noise_scale=0.25)
         records = [json.loads(line) for line in (tmp_path / 'log.jsonl').open()]
         losses = [record['losses'] for record in records if 'losses' in record]
         assert result['steps'] == 60
@@ -324,6 +358,7 @@ class TestRuns:
         manifest = read_manifest(result['checkpoint'])
         assert manifest['revision'] == 'abc' and manifest['steps'] == 60
         assert manifest['validation']['clips'] == 4
+        assert load_target(result['checkpoint']).cfg.flow.noise_scale == 0.25
         plan = Planner.load(result['checkpoint']).plan(clip_observation(pairs[0][0]))
         assert plan.poses.shape == (65, 4)
 

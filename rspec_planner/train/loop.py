@@ -31,10 +31,9 @@ from torch import nn, Tensor
 import torch.distributed as dist
 
 from rspec_planner.errors import ConfigurationError, EngineError, RspecError
-from rspec_planner.model.checkpoint import load_target
 from rspec_planner.model.config import ProfileConfig
 from rspec_planner.model.target import Target
-from rspec_planner.planner.tokenizer import load_tokenizer, Tokenizer
+from rspec_planner.planner.tokenizer import Tokenizer
 from rspec_planner.train.augment import Augmentation
 from rspec_planner.train.examples import ExampleEncoder
 from rspec_planner.train.farm import PairJob, RenderFarm
@@ -48,7 +47,7 @@ from rspec_planner.train.optimizer import (
     WeightAverage,
 )
 from rspec_planner.train.pool import ClipPool, PoolFeeder
-from rspec_planner.train.profiles import new_target
+from rspec_planner.train.profiles import new_target, start_from, with_noise_scale
 from rspec_planner.train.saving import export, load_state, save_state, STATE_FILE
 from rspec_planner.train.schedule import TimeSchedule
 from rspec_planner.train.settings import TargetSettings
@@ -146,9 +145,9 @@ class TargetTrainer:
             leave_ranks()
 
     def _target(self) -> tuple[Target, Tokenizer]:
-        if self.init_from is None:
-            return new_target(smoke=self.smoke, seed=self.settings.seed)
-        return load_target(self.init_from).train(), load_tokenizer(self.init_from)
+        target, tokenizer = new_target(smoke=self.smoke, seed=self.settings.seed) \
+            if self.init_from is None else start_from(self.init_from)
+        return with_noise_scale(target, self.settings.noise_scale), tokenizer
 
     def _start_rendering(self, cfg: ProfileConfig) -> tuple[JobPlan, RenderFarm]:
         s = self.settings
@@ -182,7 +181,8 @@ class TargetTrainer:
         s, device = self.settings, self.ranks.device
         encoder = ExampleEncoder(self.target.cfg, self.tokenizer, s.deliberative_weight)
         weights = LossWeights(s.flow_weight, s.decision_weight, s.object_weight,
-                              s.expert_gradient, s.flow_samples)
+                              s.expert_gradient, s.flow_samples, s.path_weight,
+                              s.quiet_samples)
         augmentation = Augmentation(s.pitch_deg, s.yaw_deg, s.shift_px, s.brightness,
                                     s.contrast, s.noise)
         self.model = TargetObjective(self.target, encoder, weights, augmentation).to(device)

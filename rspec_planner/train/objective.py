@@ -45,6 +45,10 @@ from rspec_planner.train.labels import OBJECT_CLASSES
 from rspec_planner.train.pool import Batch
 from rspec_planner.world.rig import Rig
 
+#: metres of displacement that count as one, at 0.1 s, 0.2 s, ... 4 s; the expert passes at 0.6 m
+_ACROSS_M = tuple(0.1 + 0.015 * step for step in range(1, 41))
+_ALONG_M = tuple(0.2 + 0.05 * step for step in range(1, 41))
+
 
 @dataclass(frozen=True)
 class LossWeights:
@@ -55,6 +59,8 @@ class LossWeights:
     objects: float = 0.5
     expert_gradient: float = 0.2
     flow_samples: int = 6
+    path: float = 0.0
+    quiet_samples: int = 0  # of flow_samples
 
 
 class AuxiliaryHeads(nn.Module):
@@ -130,14 +136,16 @@ class TargetObjective(nn.Module):
         """Return the scalar loss and detached parts."""
         features, deepstack = self.see(batch.images)
         hidden, keys, values = self.read(batch.token_ids, features, deepstack)
-        parts = {'text': self._text_loss(hidden, batch),
-                 'flow': self._flow_loss(keys, values, batch)}
+        error = self._flow_error(keys, values, batch)
+        parts = {'text': self._text_loss(hidden, batch), 'flow': error.square().mean()}
+        if self.weights.path:
+            parts['path'] = self._path_loss(error, batch)
         if self.weights.decision:
             parts['decision'] = self._word_loss(features, batch)
         if self.weights.objects:
             parts['objects'] = self._object_loss(features, batch)
         scale = {'text': 1.0, 'flow': self.weights.flow, 'decision': self.weights.decision,
-                 'objects': self.weights.objects}
+                 'objects': self.weights.objects, 'path': self.weights.path}
         total = torch.stack([scale[name] * value for name, value in parts.items()]).sum()
         return total, {name: value.detach() for name, value in parts.items()}
 
@@ -192,8 +200,8 @@ class TargetObjective(nn.Module):
         weight = batch.token_weights.flatten()
         return (loss * weight).sum() / weight.sum().clamp(min=1.0)
 
-    def _flow_loss(self, keys: list[Tensor], values: list[Tensor], batch: Batch) -> Tensor:
-        """Velocity error of several noise samples per clip over one shared K/V cache."""
+    def _flow_error(self, keys: list[Tensor], values: list[Tensor], batch: Batch) -> Tensor:
+        """Return velocity errors (copies * B, 64, 2) of noise samples over one shared cache."""
         count, copies = batch.actions.shape[0], self.weights.flow_samples
         context = [self._shared(torch.stack(parts), copies) for parts in (keys, values)]
         device = batch.actions.device
@@ -202,12 +210,47 @@ class TargetObjective(nn.Module):
         position = batch.lengths[:, None] + self.rope_delta + step
         cos, sin = self._rotary(position[:, None].expand(-1, 3, -1))
         data = batch.actions.repeat(copies, 1, 1)
-        noise = torch.randn_like(data)
+        noise = self._noise(data)
         t = sample_time(count * copies, device=device)
         velocity = self.target.expert(
             interpolate(data, noise, t), t, *context, cos.repeat(copies, 1, 1),
             sin.repeat(copies, 1, 1), visible.repeat(copies, 1))
-        return functional.mse_loss(velocity, data - noise)
+        error: Tensor = velocity - (data - noise)
+        return error
+
+    def _noise(self, data: Tensor) -> Tensor:
+        """
+        Return noise like the data; of the quiet copies, each times a factor from 0 to 1.
+
+        A planner that draws with a small `flow.noise_scale` starts where those copies start.
+        """
+        noise = torch.randn_like(data)
+        quiet = len(data) * self.weights.quiet_samples // self.weights.flow_samples
+        if quiet:
+            noise[:quiet] *= torch.rand(quiet, 1, 1, device=data.device).square()
+        return noise
+
+    def _path_loss(self, error: Tensor, batch: Batch) -> Tensor:
+        """
+        Return the mean square of the metres that velocity errors amount to, in tolerances.
+
+        Curvature integrates twice to a place beside the path, acceleration to one along it, both
+        over the label's own steps. The map is linear, so the best velocity stays that of the
+        plain loss; only what displaces the vehicle soon counts more than what averages out.
+        """
+        dt, horizon = self.target.cfg.action_space.dt, len(_ACROSS_M)
+        points = functional.pad(batch.future[:, :horizon, :2], (0, 0, 1, 0))
+        moved = torch.diff(points, dim=1).norm(dim=-1)  # (B, horizon) metres of each step
+        copies = len(error) // len(moved)
+        scale = error.new_tensor((self.target.cfg.action_space.accel_std,
+                                  self.target.cfg.action_space.curvature_std))
+        push, bend = (error[:, :horizon].float() * scale).unbind(-1)
+        moved = moved.repeat(copies, 1)
+        across = ((bend * moved).cumsum(1) * moved).cumsum(1)
+        along = (push * dt).cumsum(1).mul(dt).cumsum(1)
+        loss: Tensor = 0.5 * ((across / across.new_tensor(_ACROSS_M)).square()
+                      + (along / along.new_tensor(_ALONG_M)).square()).mean()
+        return loss
 
     def _shared(self, cache: Tensor, copies: int) -> Tensor:
         """Return the cache repeated over the batch, its gradient scaled."""

@@ -16,9 +16,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 
+from rspec_planner.model.checkpoint import load_target
 from rspec_planner.model.config import (
     CameraConfig,
     ExpertConfig,
@@ -27,7 +29,7 @@ from rspec_planner.model.config import (
     VisionConfig,
 )
 from rspec_planner.model.target import Target
-from rspec_planner.planner.tokenizer import build_tokenizer, Tokenizer
+from rspec_planner.planner.tokenizer import build_tokenizer, load_tokenizer, Tokenizer
 from rspec_planner.world.reasoning import vocabulary
 
 
@@ -49,3 +51,14 @@ def new_target(*, smoke: bool = False, seed: int = 0) -> tuple[Target, Tokenizer
     profile = tiny(tokenizer.token_ids, tokenizer.vocab_size)
     torch.manual_seed(seed)
     return Target(smoke_profile(profile) if smoke else profile).train(), tokenizer
+
+
+def start_from(checkpoint: Path) -> tuple[Target, Tokenizer]:
+    """Return the target of a checkpoint folder, to be trained on, and its tokenizer."""
+    return load_target(checkpoint).train(), load_tokenizer(checkpoint)
+
+
+def with_noise_scale(target: Target, scale: float) -> Target:
+    """Return the target, its flow told to sample from noise of this scale."""
+    target.cfg = replace(target.cfg, flow=replace(target.cfg.flow, noise_scale=scale))
+    return target

@@ -71,6 +71,9 @@ class TargetSettings:
     deliberative_weight: float = 3.0  # of a token that only the images determine
     flow_weight: float = 1.0
     flow_samples: int = 6  # noise samples and times per clip that share one K/V cache
+    quiet_samples: int = 0  # of them, with their noise made smaller
+    path_weight: float = 0.0  # of the metres that velocity errors add up to
+    noise_scale: float = 1.0  # of the noise from which the planner samples; 0: always the same
     expert_gradient: float = 0.2  # 0: K/V detached from the flow loss, as published
     decision_weight: float = 0.5  # auxiliary head on pooled vision features
     object_weight: float = 0.5  # auxiliary head: what stands in each merged patch
@@ -91,6 +94,11 @@ class TargetSettings:
         if self.batch_clips % 2:
             raise ConfigurationError(
                 f'batch_clips={self.batch_clips}: twins share a batch; choose an even number')
+        if not 0 <= self.quiet_samples <= self.flow_samples:
+            raise ConfigurationError(f'quiet_samples={self.quiet_samples}: choose 0 to '
+                                     f'flow_samples={self.flow_samples}')
+        if not 0.0 <= self.noise_scale <= 1.0:
+            raise ConfigurationError(f'noise_scale={self.noise_scale}: choose 0 to 1')
         if not 0.0 <= self.drive_share <= 1.0:
             raise ConfigurationError(f'drive_share={self.drive_share}: choose a share from 0 to '
                                      '1, such as 0.5')
