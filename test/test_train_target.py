@@ -43,7 +43,7 @@ from rspec_planner.train.optimizer import (
     WeightAverage,
 )
 from rspec_planner.train.pool import ClipPool
-from rspec_planner.train.profiles import new_target
+from rspec_planner.train.profiles import new_target, with_noise_scale
 from rspec_planner.train.schedule import TimeSchedule
 from rspec_planner.train.settings import load_settings, TargetSettings
 from rspec_planner.train.target import main, train_target
@@ -322,9 +322,10 @@ def unused_tcp_port():
 
 
 class TestBatchedPlanner:
-    def test_it_says_and_drives_what_the_planner_does(self, pairs):
+    @pytest.mark.parametrize('scale', [1.0, 0.0])
+    def test_it_says_and_drives_what_the_planner_does(self, pairs, scale):
         target, tokenizer = new_target(smoke=True)
-        target.eval()
+        with_noise_scale(target.eval(), scale)
         clips = [clip for pair in pairs for clip in pair]
         # one Euler step: with random weights more steps amplify the last bit a millionfold
         options = {'max_reasoning_tokens': 12, 'flow_steps': 1}
@@ -343,6 +344,10 @@ class TestBatchedPlanner:
                 assert plan.reasoning.token_ids == answers.token_ids[k]
                 assert plan.reasoning.text == answers.texts[k]
                 assert np.abs(plan.candidates[:, 1:, :2] - answers.xy[k]).max() < 2e-3
+                again = Planner(target, tokenizer, num_samples=2, seed=1, **options).plan(
+                    clip_observation(clips[i])).candidates
+                same = [np.allclose(a, b) for a, b in zip(again, plan.candidates)]
+                assert same == [scale == 0.0, False]  # the first no longer depends on the noise
 
 
 @pytest.mark.slow

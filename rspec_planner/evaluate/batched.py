@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rspec_planner.model.flow import euler_sample
+from rspec_planner.model.flow import euler_sample, start_noise
 from rspec_planner.model.image import patchify
 from rspec_planner.model.rope import mrope_cos_sin
 from rspec_planner.model.target import Target
@@ -170,7 +170,7 @@ class BatchedPlanner:
         context = expert.prepare(keys, values, None if bool(visible.all()) else visible)
         actions = euler_sample(
             lambda x, t: expert.velocity(x, t, context, cos, sin),
-            noise.reshape(batch * samples, waypoints, 2) * self.cfg.flow.noise_scale,
+            start_noise(noise, self.cfg.flow.noise_scale).reshape(batch * samples, waypoints, 2),
             self.flow_steps)
         return actions.view(batch, samples, waypoints, 2)
 

@@ -116,7 +116,7 @@ class FlowConfig:
     """Flow matching: t = 0 is noise, t = 1 is data."""
 
     num_steps: int = 10
-    noise_scale: float = 1.0
+    noise_scale: float = 1.0  # of the first sample, see `flow.start_noise`
 
 
 @dataclass(frozen=True)

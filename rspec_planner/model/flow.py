@@ -45,6 +45,20 @@ def euler_sample(velocity_fn: VelocityFn, noise: Tensor, num_steps: int = 10) ->
     return x
 
 
+def start_noise(noise: Tensor, scale: float) -> Tensor:
+    """
+    Return standard normal noise (..., K, W, 2) with the first of K samples times `scale`.
+
+    The first sample is what a planner without a choice publishes, frame after frame from the same
+    noise: whatever the noise leaves in it is a push to one side that never averages out. From
+    0 it is the middle of what the model deems possible; the other samples show the spread.
+    """
+    if scale == 1.0:
+        return noise
+    first, others = noise[..., :1, :, :] * scale, noise[..., 1:, :, :]
+    return torch.cat((first, others), dim=-3)
+
+
 def sample_time(count: int, generator: torch.Generator | None = None,
                 device: torch.device | str = 'cpu') -> Tensor:
     """Return (count,) fp32 training times in [0, 0.999], denser towards the noise."""

@@ -37,6 +37,7 @@ from rspec_planner.engine.cuda_fp8 import Fp8Weights, quantise_target
 from rspec_planner.errors import ConfigurationError, InputError
 from rspec_planner.model.config import ProfileConfig
 from rspec_planner.model.draft import Draft
+from rspec_planner.model.flow import start_noise
 from rspec_planner.model.target import Target
 from rspec_planner.model.unicycle import UnicycleActionSpace
 from rspec_planner.planner.checkpoints import existing_device, open_checkpoint, open_draft
@@ -328,8 +329,8 @@ def _noise(target: Target, samples: int, seed: int) -> Tensor:
     """Return the flow's noise (N, 64, 2): of the seed alone, the same for every frame."""
     generator = torch.Generator().manual_seed(seed)
     shape = (samples, target.cfg.action_space.n_waypoints, 2)
-    noise = torch.randn(shape, generator=generator) * target.cfg.flow.noise_scale
-    return noise.to(target.device)
+    noise = torch.randn(shape, generator=generator)
+    return start_noise(noise, target.cfg.flow.noise_scale).to(target.device)
 
 
 def _check(observation: Observation, profile: ProfileConfig) -> None:
