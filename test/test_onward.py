@@ -22,13 +22,21 @@ import numpy as np
 import pytest
 
 from rspec_planner.evaluate.closed_world import ClosedRun, Outcome
+from rspec_planner.world.anchor import anchored
 from rspec_planner.world.clip import Clip, ClipSpec
-from rspec_planner.world.expert import Driver, SpeedLimit
-from rspec_planner.world.generate import generate_pair
+from rspec_planner.world.expert import Driver, Maneuver, offset_at, Shift, SpeedLimit
+from rspec_planner.world.generate import generate_pair, simulate_pair
 from rspec_planner.world.onward import drive_pair, LATEST, make_pair
 from rspec_planner.world.reasoning import opener, parse
 from rspec_planner.world.scenarios import FAMILIES
-from rspec_planner.world.simulation import Actor, DT, EgoState, follow_ego
+from rspec_planner.world.simulation import (
+    Actor,
+    DT,
+    EGO_FRONT,
+    EGO_WIDTH,
+    EgoState,
+    follow_ego,
+)
 
 SIZE = (128, 64)
 ACTOR_STATE = tuple(name for name in Actor.__slots__ if name not in ('kind', 'path', 'script'))
@@ -46,10 +54,10 @@ class Oracle:
         stage, run = self.stage, self.run
         maneuver, trailing = stage.maneuver, stage.trailing
         kept = [(a, [getattr(a, name) for name in ACTOR_STATE]) for a in stage.actors]
-        holding = maneuver.holding
-        driver = Driver(stage.path, self.limit, maneuver, run._driver.s)
-        state = run._state
+        state, holding = run._state, maneuver.holding
         ego = EgoState(state.x, state.y, state.yaw, state.speed)
+        laid = anchored(maneuver, run._driver.s, run._driver.d, ego.speed, stage.actors)
+        driver = Driver(stage.path, self.limit, laid, run._driver.s)
         rows = []
         for k in range(65):
             if k:
@@ -177,3 +185,31 @@ def test_nobody_who_must_wait_is_taught_to_go() -> None:
             clip = drive_pair(ClipSpec('extra', family, index, True, drive=1))[0]
             assert clip.stop_line_x is not None
             assert clip.future[-1, 0] + 3.6 <= clip.stop_line_x + 0.1
+
+
+def test_a_shift_is_laid_through_the_place_of_the_ego() -> None:
+    shifts = (Shift(10.0, 20.0, 1.0), Shift(60.0, 20.0, 0.0))
+    maneuver = Maneuver(8.0, shifts=shifts)
+    assert anchored(maneuver, 5.0, 0.2, 8.0, []) is maneuver  # not begun: nothing to lay anew
+    for s, d in ((20.0, 0.5), (16.0, 0.4), (30.0, 0.6), (50.0, 0.9)):
+        laid = anchored(maneuver, s, d, 8.0, [])
+        assert offset_at(laid.shifts, s)[0] == pytest.approx(d, abs=1e-6)
+        assert laid.shifts[-1] == shifts[1]  # its obstacle is in view
+        assert offset_at(laid.shifts, min(s + 20.0, 60.0))[0] == pytest.approx(1.0)
+    assert anchored(maneuver, 20.0, 0.5, 8.0, []).shifts[0].start == pytest.approx(10.0, abs=1e-6)
+    back = anchored(maneuver, 66.0, 0.5, 8.0, [])
+    assert offset_at(back.shifts, 66.0)[0] == pytest.approx(0.5, abs=1e-6)
+    assert back.shifts[-1].start == pytest.approx(56.0, abs=1e-6)
+
+
+def test_a_late_shift_hurries_where_an_obstacle_is_near() -> None:
+    stage = simulate_pair(ClipSpec('extra', 'parked', 0, True))[0].event.stage
+    shift = stage.maneuver.shifts[0]
+    left = shift.target > 0.0
+    parked = next(a for a in stage.actors if a.kind in ('car', 'van', 'truck')
+                  and a.speed == 0.0 and (a.d < 0.0) == left and abs(a.d) < 2.6)
+    s, side = parked.rear - EGO_FRONT - 4.5, math.copysign(1.0, shift.target)
+    laid = anchored(stage.maneuver, s, 0.2 * side, 8.0, stage.actors)
+    assert laid.shifts[0].length < shift.length
+    clear = abs(offset_at(laid.shifts, s + 4.5)[0] - parked.d) - 0.5 * (parked.size[1] + EGO_WIDTH)
+    assert clear > 0.44

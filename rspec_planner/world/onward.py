@@ -25,6 +25,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from rspec_planner.world.anchor import anchored
 from rspec_planner.world.clip import Clip, ClipSpec, Decision
 from rspec_planner.world.expert import Driver, Maneuver, SpeedLimit
 from rspec_planner.world.generate import (
@@ -138,6 +139,9 @@ class _Drive:
                     Moment(stage, self.other, driver.s, driver.d, self.ego.speed))
                 if self.decision is None or not _foreseen(stage, driver.s):
                     return False
+                assert stage.maneuver is not None
+                stage.maneuver = driver.maneuver = anchored(
+                    stage.maneuver, driver.s, driver.d, self.ego.speed, stage.actors)
             bend = driver.curvature(self.ego)
             inputs = driver.acceleration(self.ego, stage.actors), bend
         self.ego = self.ego.driven(*inputs)
