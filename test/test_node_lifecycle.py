@@ -291,7 +291,7 @@ def test_a_signal_at_any_moment_of_the_start_ends_with_code_0(number):
 @pytest.mark.parametrize('arguments, code, part', [
     (('--help',), 0, 'usage: rspec_planner_node'),
     (('--what',), 2, "argument '--what' is not known"),
-    (('--ros-args', '--params-file', '/gone.yaml'), 2, "parameter file /gone.yaml cannot be"),
+    (('--ros-args', '--params-file', '/gone.yaml'), 2, 'parameter file /gone.yaml cannot be'),
     (('--ros-args', '--what'), 2, "ROS arguments cannot be parsed: ['--what']; see --help"),
     (('--ros-args', '-p', 'rate'), 2, "Couldn't parse parameter override rule: '-p rate'"),
     (('--ros-args', '-p', 'planning.rate_hx:=1.0'), 1, "did you mean 'planning.rate_hz'?"),
