@@ -22,7 +22,7 @@ from launch_ros.parameter_descriptions import ParameterValue
 
 from rspec_planner.command_line import ODOMETRY_TOPIC
 from rspec_planner.planner.camera_roles import ROLES
-from rspec_planner.transport import config_path, fastdds_environment
+from rspec_planner.transport import config_path, fastdds_environment, viewer_environment
 
 #: what may be mapped for as many cameras as a checkpoint can have; without a mapping the node
 #: takes the topics of the roles in cameras.ids, which this file does not know
@@ -84,6 +84,7 @@ def generate_launch_description():
                    for name, value in fastdds_environment().items()]
     rviz = Node(package='rviz2', executable='rviz2', output='screen',
                 arguments=['-d', LaunchConfiguration('rviz_config')],
+                additional_env=viewer_environment(),
                 parameters=[{'use_sim_time': ParameterValue(
                     LaunchConfiguration('use_sim_time'), value_type=bool)}],
                 condition=IfCondition(LaunchConfiguration('rviz')))

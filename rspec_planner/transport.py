@@ -28,6 +28,8 @@ from rspec_planner.errors import ConfigurationError
 
 PACKAGE = 'rspec_planner'
 PROFILE_VARIABLE = 'FASTDDS_DEFAULT_PROFILES_FILE'
+RANGE_VARIABLE = 'ROS_AUTOMATIC_DISCOVERY_RANGE'
+OWN_PROFILES = ('fastdds.xml', 'fastdds_viewer.xml', 'fastdds_viewer_localhost.xml')
 
 
 def _config_directories() -> list[Path]:
@@ -68,6 +70,23 @@ def fastdds_environment() -> dict[str, str]:
     return {PROFILE_VARIABLE: chosen or str(config_path('fastdds.xml'))}
 
 
-def apply_fastdds_environment() -> None:
-    """Set `fastdds_environment` in this process; call it before `rclpy.init`."""
-    os.environ.update(fastdds_environment())
+def viewer_environment() -> dict[str, str]:
+    """
+    Return the environment of what only watches: no shared memory, hence no lock with the node.
+
+    A subscriber that shares memory and is frozen while it holds a lock of it holds up whoever
+    sends to it, for seconds. A profile of the user's own is kept, the one for cameras is not.
+    """
+    chosen = os.environ.get(PROFILE_VARIABLE)
+    if chosen is not None and Path(chosen).name not in OWN_PROFILES:
+        return {PROFILE_VARIABLE: chosen}
+    if os.environ.get(RANGE_VARIABLE, '').upper() != 'LOCALHOST':
+        return {PROFILE_VARIABLE: str(config_path('fastdds_viewer.xml'))}
+    # rmw_fastrtps answers LOCALHOST with transports of its own, shared memory among them
+    return {PROFILE_VARIABLE: str(config_path('fastdds_viewer_localhost.xml')),
+            RANGE_VARIABLE: 'SYSTEM_DEFAULT'}
+
+
+def apply_fastdds_environment(*, viewer: bool = False) -> None:
+    """Set `fastdds_environment` or that of a viewer here; call it before `rclpy.init`."""
+    os.environ.update(viewer_environment() if viewer else fastdds_environment())

@@ -18,7 +18,9 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import subprocess
 import sys
+import textwrap
 import time
 
 import pytest
@@ -111,3 +113,37 @@ def test_a_domain_in_use_is_not_chosen():
         participant.bind(('', 7410 + 250 * chosen + 2))
         assert free_domain_id(seed=1) != chosen
     assert free_domain_id(seed=1) == chosen
+
+
+PARENT = textwrap.dedent("""
+    import sys, time
+    from rspec_planner.live.processes import Processes
+    with Processes(sys.argv[1]) as processes:
+        child = processes.start('child', [sys.executable, '-c', sys.argv[2]])
+        processes.wait_for(lambda: 'up' in child.log.read_text(), 'up', 20)
+        print(child.process.pid, flush=True)
+        time.sleep(600)
+""")
+
+
+@pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGKILL])
+def test_children_end_with_a_parent_that_is_killed(tmp_path, number):
+    parent = subprocess.Popen([sys.executable, '-c', PARENT, str(tmp_path), POLITE],
+                              stdout=subprocess.PIPE, env=child_environment())
+    child = int(parent.stdout.readline())
+    assert state(child) in 'SR'
+    parent.send_signal(number)
+    assert parent.wait(10) == -number
+    deadline = time.monotonic() + 10
+    while state(child) not in ('', 'Z') and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert state(child) in ('', 'Z')  # nobody may be there to reap it
+
+
+def state(pid: int) -> str:
+    """Return the letter of /proc, '' when the process is gone."""
+    try:
+        with open(f'/proc/{pid}/stat', encoding='ascii') as file:
+            return file.read().rsplit(')', 1)[1].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return ''

@@ -27,7 +27,13 @@ import pytest
 
 from rspec_planner import transport
 from rspec_planner.errors import ConfigurationError
-from rspec_planner.transport import config_path, fastdds_environment, PROFILE_VARIABLE
+from rspec_planner.transport import (
+    config_path,
+    fastdds_environment,
+    PROFILE_VARIABLE,
+    RANGE_VARIABLE,
+    viewer_environment,
+)
 
 FRAMES = 40
 CAMERAS = ('cross_left', 'front_wide', 'cross_right', 'front_tele')
@@ -98,6 +104,64 @@ def test_profile_has_a_large_shared_segment_and_no_builtin_transports():
     assert int(found['SHM'].find('d:port_queue_capacity', space).text) == 512
     assert tree.find('.//d:useBuiltinTransports', space).text == 'false'
     assert tree.find('.//d:participant', space).get('is_default_profile') == 'true'
+
+
+def test_a_viewer_gets_its_profile_instead_of_the_one_for_cameras(monkeypatch):
+    monkeypatch.delenv(RANGE_VARIABLE, raising=False)
+    own = {PROFILE_VARIABLE: str(config_path('fastdds_viewer.xml'))}
+    monkeypatch.delenv(PROFILE_VARIABLE, raising=False)
+    assert viewer_environment() == own
+    monkeypatch.setenv(PROFILE_VARIABLE, str(config_path('fastdds.xml')))
+    assert viewer_environment() == own
+    monkeypatch.setenv(RANGE_VARIABLE, 'LOCALHOST')
+    assert viewer_environment() == {
+        PROFILE_VARIABLE: str(config_path('fastdds_viewer_localhost.xml')),
+        RANGE_VARIABLE: 'SYSTEM_DEFAULT'}
+    monkeypatch.setenv(PROFILE_VARIABLE, '/my/own.xml')
+    assert viewer_environment() == {PROFILE_VARIABLE: '/my/own.xml'}
+
+
+def shared_ports(pid):
+    """Return the shared-memory ports of Fast DDS that a process has mapped."""
+    maps = Path(f'/proc/{pid}/maps').read_text(encoding='utf-8')
+    return {line.split('/')[-1] for line in maps.splitlines() if '/dev/shm/fast' in line}
+
+
+VIEWER = textwrap.dedent("""
+    import sys, rclpy
+    from std_msgs.msg import String
+    rclpy.init()
+    node = rclpy.create_node('viewer')
+    node.create_subscription(String, '/seen', lambda message: print(message.data, flush=True), 1)
+    rclpy.spin(node)
+""")
+
+
+@pytest.mark.ros
+@pytest.mark.parametrize('reach', ['LOCALHOST', 'SUBNET'])
+@pytest.mark.parametrize('viewer', [False, True])
+def test_a_viewer_hears_a_node_and_shares_no_lock_with_it(viewer, reach, monkeypatch):
+    """The other process, for comparison, has a lock in common with whoever sends to it."""
+    import rclpy
+    from std_msgs.msg import String
+    private_domain()
+    monkeypatch.setenv(RANGE_VARIABLE, reach)
+    environment = viewer_environment() if viewer else fastdds_environment()
+    child = subprocess.Popen([sys.executable, '-c', VIEWER], stdout=subprocess.PIPE, text=True,
+                             env={**os.environ, **environment})
+    rclpy.init()
+    node = rclpy.create_node('sender')
+    try:
+        publisher = node.create_publisher(String, '/seen', 1)
+        wait_until(lambda: publisher.get_subscription_count() == 1, 'a match', 20)
+        publisher.publish(String(data='hello'))
+        assert child.stdout.readline().strip() == 'hello'
+        assert bool(shared_ports(child.pid)) is not viewer
+    finally:
+        child.kill()
+        child.wait()
+        node.destroy_node()
+        rclpy.shutdown()
 
 
 def receive(kind):

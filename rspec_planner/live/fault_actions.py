@@ -41,8 +41,9 @@ from rspec_planner.live.bench_processes import scene
 from rspec_planner.live.fault_feed import ROOT
 from rspec_planner.live.fault_list import Fault, FRAMES_S, POSES_S
 from rspec_planner.live.fault_node import CAMERAS
-from rspec_planner.live.processes import child_environment
+from rspec_planner.live.processes import child_environment, end_with_parent
 from rspec_planner.ros_conversions import image_message, odometry_message
+from rspec_planner.transport import fastdds_environment, viewer_environment
 
 if TYPE_CHECKING:
     from rspec_planner.live.bench_faults import Harness
@@ -159,22 +160,32 @@ from nav_msgs.msg import Path
 from trajectory_msgs.msg import MultiDOFJointTrajectory
 rclpy.init()
 node = rclpy.create_node('never_reads')
-node.create_subscription(MultiDOFJointTrajectory, sys.argv[1] + '/trajectory', print, 1)
-node.create_subscription(Path, sys.argv[1] + '/path', print, 1)
-print('ready', flush=True)
+came = lambda message: print('ready', flush=True)
+node.create_subscription(MultiDOFJointTrajectory, sys.argv[1] + '/trajectory', came, 1)
+node.create_subscription(Path, sys.argv[1] + '/path', came, 1)
 rclpy.spin(node)
 """
 
 
 def deaf_listener(harness: Harness) -> None:
-    """Subscribe reliably from another process and freeze that."""
+    """Subscribe reliably from another process, through shared memory, and freeze that."""
+    _freeze_listener(harness, fastdds_environment)
+
+
+def deaf_viewer(harness: Harness) -> None:
+    """Do the same with the profile of RViz and `rspec monitor`."""
+    _freeze_listener(harness, viewer_environment)
+
+
+def _freeze_listener(harness: Harness, transport: Callable[[], dict[str, str]]) -> None:
     process = subprocess.Popen([sys.executable, '-c', _LISTENER, f'{ROOT}/output'],
                                stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-                               env=child_environment(harness.domain))
-    assert process.stdout is not None
-    process.stdout.readline()
-    process.send_signal(signal.SIGSTOP)
+                               preexec_fn=end_with_parent(signal.SIGKILL),
+                               env={**child_environment(harness.domain), **transport()})
     harness.child = process
+    assert process.stdout is not None
+    process.stdout.readline()  # a plan came, so both sides know each other
+    process.send_signal(signal.SIGSTOP)
 
 
 def end_listener(harness: Harness) -> None:
@@ -276,8 +287,10 @@ PROCESS = (
           ('input_too_old', 'clock jump', 'no plan for', 'odometry_gap', 'stamp_in_future',
            'deadline_missed', 'image_out_of_tolerance', 'history_short'),
           stop_process, continue_process, seconds=2.0, history_s=POSES_S),
-    Fault('deaf_subscriber', 'graph', 'a reliable subscriber that never reads', (),
-          deaf_listener, end_listener),
+    Fault('deaf_subscriber', 'graph', 'a reliable subscriber is frozen, through shared memory',
+          (), deaf_listener, end_listener),
+    Fault('deaf_viewer', 'graph', 'one is frozen with the profile of viewers, without', (),
+          deaf_viewer, end_listener),
     Fault('wrong_transitions', 'lifecycle', 'transitions that do not exist here', (),
           wrong_transitions, NOTHING, seconds=0.4),
     Fault('deactivated', 'lifecycle', 'deactivated and activated while frames come',

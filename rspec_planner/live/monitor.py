@@ -247,7 +247,8 @@ def run_monitor(*, seconds: float = 0.0, once: bool = False, echo: bool = False,
                                  'above')
     _check_namespace(namespace)
     began = shown = time.monotonic()
-    with stop_on_signals() as stopped, ros_node('rspec_monitor') as (node, executor):
+    with stop_on_signals() as stopped, ros_node(
+            'rspec_monitor', viewer=True) as (node, executor):
         monitor = PlanMonitor(node, namespace)
         while not (stopped.is_set() or (stop is not None and stop.is_set())):
             executor.spin_once(timeout_sec=0.05)

@@ -15,12 +15,14 @@
 Start the processes around the node, watch them, and end them.
 
 Every child gets the Fast DDS profile for camera streams, a domain of its own and a log file.
-A child that dies early is reported with the last lines of its log; nothing is left running.
+A child that dies early is reported with the last lines of its log; nothing is left running,
+also when this process is killed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+import ctypes
 from dataclasses import dataclass
 import os
 from pathlib import Path
@@ -39,6 +41,7 @@ from rspec_planner.transport import fastdds_environment
 DOMAINS = range(0, 102)
 POLL_S = 0.1
 TAIL_LINES = 12
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 class ChildError(RspecError):
@@ -87,6 +90,23 @@ def child_environment(domain_id: int | None = None,
         environment['ROS_DOMAIN_ID'] = str(domain_id)
         environment['ROS_AUTOMATIC_DISCOVERY_RANGE'] = 'LOCALHOST'
     return {**environment, **(extra or {})}
+
+
+def end_with_parent(number: int = signal.SIGTERM) -> Callable[[], None]:
+    """
+    Return what a child does before its program: ask the kernel for a signal when its parent ends.
+
+    Whatever ends the parent, a signal included, then ends the child. Strictly, it is the thread
+    that started the child whose end counts (prctl(2)); start children from one that stays.
+    """
+    prctl, parent = getattr(ctypes.CDLL(None), 'prctl', None), os.getpid()
+
+    def ask() -> None:
+        if prctl is not None:
+            prctl(_PR_SET_PDEATHSIG, number)
+            if os.getppid() != parent:  # it ended before this was asked
+                os._exit(1)
+    return ask
 
 
 @dataclass
@@ -142,7 +162,8 @@ class Processes:
             process = subprocess.Popen(
                 list(command), stdout=stream, stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL, start_new_session=True,
-                env=child_environment(self.domain_id, extra_environment))
+                env=child_environment(self.domain_id, extra_environment),
+                preexec_fn=end_with_parent())
         child = Child(name, process, log)
         self.children.append(child)
         return child

@@ -52,14 +52,15 @@ def stop_on_signals() -> Iterator[threading.Event]:
 
 
 @contextmanager
-def ros_node(name: str, domain_id: int | None = None
+def ros_node(name: str, domain_id: int | None = None, *, viewer: bool = False
              ) -> Iterator[tuple[Node, SingleThreadedExecutor]]:
     """
     Yield a node and its executor in a context of their own; both are gone afterwards.
 
-    Without a `domain_id` the environment's ROS_DOMAIN_ID counts.
+    Without a `domain_id` the environment's ROS_DOMAIN_ID counts. A `viewer` shares no memory with
+    others, so that nothing waits for it when it is stopped.
     """
-    apply_fastdds_environment()
+    apply_fastdds_environment(viewer=viewer)
     context = rclpy.Context()
     rclpy.init(args=[], context=context, domain_id=domain_id,
                signal_handler_options=SignalHandlerOptions.NO)
