@@ -29,7 +29,7 @@ from torch import Tensor
 
 from rspec_planner.model.action import ExpertContext
 from rspec_planner.model.config import TokenIds
-from rspec_planner.model.flow import euler_sample
+from rspec_planner.model.flow import euler_sample, start_noise
 from rspec_planner.model.rope import mrope_cos_sin
 from rspec_planner.model.target import Target
 from rspec_planner.model.text import KVCache
@@ -160,9 +160,10 @@ class TextPlanner:
         expert = self.target.expert
         laid: ExpertContext = expert.prepare(context[0], context[1],
                                              visible.repeat_interleave(draws, 0))
-        start = noise[:, None].expand(-1, count, -1, -1, -1).reshape(batch * each, -1, 2)
+        begun = start_noise(noise, self.cfg.flow.noise_scale)[:, None]
+        start = begun.expand(-1, count, -1, -1, -1).reshape(batch * each, -1, 2)
         actions = euler_sample(lambda x, t: expert.velocity(x, t, laid, cos, sin),
-                               start * self.cfg.flow.noise_scale, self.flow_steps)
+                               start, self.flow_steps)
         return actions.view(batch, count, *noise.shape[1:])
 
     def _context(self, prompt: Tensor, own: Tensor, draws: int) -> Tensor:
