@@ -72,7 +72,7 @@ class Configured:
             self.inputs.notes, self.last, dict(self.statistics.skipped), last_reset,
             self.inputs.counts)
         plans = PlanFacts(self.statistics, self.last_planned, silence, self.cycle.busy_s,
-                          self.rivals)
+                          self.rivals, self.outputs.hold_ups)
         return [inputs_status(inputs), inference_status(plans),
                 latency_status(self.statistics, self.last_planned, config),
                 speculation_status(self.statistics, self.last_planned,

@@ -29,6 +29,7 @@ from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue
 
 from rspec_planner.cycle import CycleResult, CycleStatistics, Outcome, times_of
 from rspec_planner.errors import LONGEST, one_line
+from rspec_planner.hold_ups import HoldUps
 from rspec_planner.inputs import StreamState
 from rspec_planner.output_check import CheckState
 from rspec_planner.outputs import tokens_per_second
@@ -190,6 +191,7 @@ class PlanFacts:
     silence_s: float | None = None  # since a plan was published; None before the first
     busy_s: float = 0.0  # how long the cycle in progress has run
     rivals: Sequence[str] = ()  # nodes with the same name or the same output, one line each
+    hold_ups: HoldUps = field(default_factory=HoldUps)  # of publications
 
 
 def inference_status(facts: PlanFacts) -> DiagnosticStatus:
@@ -197,8 +199,9 @@ def inference_status(facts: PlanFacts) -> DiagnosticStatus:
     statistics, last = facts.statistics, facts.last
     plan = last.plan if last is not None else None
     level, message = _inference(facts)
-    if facts.rivals:
-        level, message = max(level, WARN), '; '.join([*facts.rivals, message])
+    notes = [*facts.rivals, *([facts.hold_ups.note] if facts.hold_ups.note else ())]
+    if notes:
+        level, message = max(level, WARN), '; '.join([*notes, message])
     return make_status('inference_status', level, message, {
         'message': plan.reasoning.text if plan else '',
         'num_points': len(plan.poses) if plan else 0,
@@ -210,7 +213,9 @@ def inference_status(facts: PlanFacts) -> DiagnosticStatus:
         'fallback': _fallback_of(last), 'stopped_total': statistics.stopped,
         'failed_total': statistics.failed, 'superseded_total': statistics.superseded,
         'rate_limited_total': statistics.rate_limited,
-        'repeated_total': statistics.repeated, 'busy_ms': 1e3 * facts.busy_s})
+        'repeated_total': statistics.repeated, 'busy_ms': 1e3 * facts.busy_s,
+        'held_up_total': facts.hold_ups.count,
+        'longest_publication_ms': 1e3 * facts.hold_ups.longest_s})
 
 
 def _inference(facts: PlanFacts) -> tuple[bytes, str]:

@@ -33,6 +33,7 @@ from std_msgs.msg import String
 from visualization_msgs.msg import MarkerArray
 
 from rspec_planner.cycle import CycleResult
+from rspec_planner.hold_ups import HoldUps
 from rspec_planner.markers import plan_markers
 from rspec_planner.message_sets import AutowareMessages, load_message_set
 from rspec_planner.overlay_publisher import OverlayPublisher
@@ -80,6 +81,7 @@ class Outputs:
                  overlay: OverlayPublisher | None = None) -> None:
         self._node = node
         self.parameters = parameters
+        self.hold_ups = HoldUps()
         self._overlay = overlay
         self._messages = load_message_set(parameters.output.message_set)
         self._publishers: list[Any] = []
@@ -107,15 +109,8 @@ class Outputs:
 
     def publish_plan(self, plan: Plan) -> None:
         """Publish a plan, new or repeated, under its own t0."""
-        frame, text = self.parameters.output.frame, plan.reasoning.text
-        if isinstance(self._messages, AutowareMessages):
-            self._publish_autoware(self._messages, plan, frame)
-        else:
-            self._trajectory.publish(trajectory_bytes(plan, frame))
-        self._path.publish(path_bytes(plan, frame))
-        self._reasoning.publish(self._messages.text(plan.t0_ns, text))
-        self._stamped.publish(String(data=json.dumps({'t0_ns': plan.t0_ns, 'text': text})))
-        self._undrawn = plan
+        with self.hold_ups.watch():
+            self._publish_plan(plan)
 
     def publish_stop(self, plan: Plan) -> None:
         """Publish a controlled stop; it shares no topic with plans."""
@@ -142,6 +137,17 @@ class Outputs:
             self._overlay.destroy()
         for publisher in self._publishers:
             self._node.destroy_lifecycle_publisher(publisher)
+
+    def _publish_plan(self, plan: Plan) -> None:
+        frame, text = self.parameters.output.frame, plan.reasoning.text
+        if isinstance(self._messages, AutowareMessages):
+            self._publish_autoware(self._messages, plan, frame)
+        else:
+            self._trajectory.publish(trajectory_bytes(plan, frame))
+        self._path.publish(path_bytes(plan, frame))
+        self._reasoning.publish(self._messages.text(plan.t0_ns, text))
+        self._stamped.publish(String(data=json.dumps({'t0_ns': plan.t0_ns, 'text': text})))
+        self._undrawn = plan
 
     def _publish_autoware(self, messages: AutowareMessages, plan: Plan, frame: str) -> None:
         """Publish Autoware's trajectory and, right behind it, what only Autoware has."""

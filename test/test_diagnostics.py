@@ -37,6 +37,7 @@ from rspec_planner.diagnostics import (
     speculation_status,
     WARN,
 )
+from rspec_planner.hold_ups import HoldUps
 from rspec_planner.inputs import StreamState
 from rspec_planner.output_check import CheckState
 from rspec_planner.parameters import load_yaml_parameters, NodeParameters
@@ -264,6 +265,39 @@ def test_every_time_has_a_window_in_the_latency_task(plan, parameters):
     assert (values['wait_ms'], values['select_p95_ms']) == ('3.000', '4.000')
     assert values['images_ms'] == '5.000'
     assert values['budget_misses'] == '10'
+
+
+def test_a_publication_that_was_held_up_is_told_and_counted(plan, monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr('rspec_planner.hold_ups.time.monotonic', lambda: now[0])
+    hold_ups = HoldUps()
+    facts = PlanFacts(CycleStatistics(), CycleResult(NOW, Outcome.PUBLISHED, plan=plan),
+                      hold_ups=hold_ups)
+
+    def told():
+        status = inference_status(facts)
+        return status.level, status.message.split(',')[0], values_of(status)['held_up_total']
+
+    with hold_ups.watch():
+        now[0] += 0.4
+        assert told() == (OK, 'plan published', '0')
+    assert told() == (OK, 'plan published', '0')
+    with hold_ups.watch():
+        now[0] += 0.7  # still waiting, and the executor's thread reports
+        assert told() == (WARN, 'publication was held up for 0.7 s', '0')
+        now[0] += 2.0
+    assert told() == (WARN, 'publication was held up for 2.7 s', '1')
+    with hold_ups.watch():
+        now[0] += 0.1
+    now[0] += 4.0
+    assert told()[0] == WARN  # one report may be held up itself
+    now[0] += 2.0
+    assert told() == (OK, 'plan published', '1')
+    assert values_of(inference_status(facts))['longest_publication_ms'] == '2700.000'
+    with pytest.raises(RuntimeError), hold_ups.watch():
+        now[0] += 1.0
+        raise RuntimeError('the context is gone')
+    assert told()[2] == '2'
 
 
 def test_rivals_a_hanging_planner_and_a_repeated_plan_are_told(plan):
