@@ -228,6 +228,19 @@ class TestObjective:
         model = objective(LossWeights(flow_samples=4))
         assert float(model._noise(data).flatten(1).std(1).min()) > 0.7
 
+    def test_new_heads_can_learn_without_moving_the_tower(self, batch):
+        model = objective()
+        losses = {}
+        for share in (0.0, 1.0):
+            model.head_gradient = share
+            model.zero_grad()
+            torch.manual_seed(3)
+            model(batch)[0].backward()
+            losses[share] = (model.target.vision.blocks[0].attn.qkv.weight.grad.norm(),
+                             model.heads.object_logits.weight.grad.norm())
+        assert losses[0.0][0] < 0.9 * losses[1.0][0]
+        assert losses[0.0][1] == pytest.approx(float(losses[1.0][1]), rel=1e-4)
+
     def test_every_weight_gets_a_gradient(self, batch):
         model = objective(augmentation=Augmentation()).train()
         loss, parts = model(batch)

@@ -57,6 +57,8 @@ from rspec_planner.world.splits import extra_spec
 #: training pairs that may fail before the run does, and where their stand-ins begin
 MAX_SUBSTITUTES = 50
 FIRST_SUBSTITUTE = 10_000_000
+#: share of a run from exported weights in which the heads, which are never exported, learn alone
+HEADS_ALONE = 0.08
 
 
 @dataclass(frozen=True)
@@ -273,6 +275,8 @@ class TargetTrainer:
 
     def _one_step(self, rows: np.ndarray, rate: float) -> tuple[dict[str, Tensor], Tensor]:
         batch = self.pool.batch(rows)
+        alone = self.init_from is not None and self.schedule.progress(self.step) < HEADS_ALONE
+        self.model.head_gradient = 0.0 if alone else 1.0
         with self._autocast():
             loss, parts = self.model(batch)
         loss.backward()

@@ -117,6 +117,9 @@ class TargetObjective(nn.Module):
         self.target, self.weights, self.augmentation = target, weights, augmentation
         self.heads = AuxiliaryHeads(cfg.text.hidden_size, cfg.text.vocab_size,
                                     len(cfg.cameras.names) * cfg.cameras.frames)
+        #: share of the auxiliary heads' gradient that reaches the vision tower; 0 while new heads
+        #: know nothing and the tower knows a lot
+        self.head_gradient = 1.0
         self.rope_delta = encoder.rope_delta
         rig = Rig(width=cfg.cameras.width, height=cfg.cameras.height)
         focal = [rig.intrinsics[name][0, 0] for name in cfg.cameras.names]
@@ -140,10 +143,11 @@ class TargetObjective(nn.Module):
         parts = {'text': self._text_loss(hidden, batch), 'flow': error.square().mean()}
         if self.weights.path:
             parts['path'] = self._path_loss(error, batch)
+        seen = _with_gradient(features, self.head_gradient)
         if self.weights.decision:
-            parts['decision'] = self._word_loss(features, batch)
+            parts['decision'] = self._word_loss(seen, batch)
         if self.weights.objects:
-            parts['objects'] = self._object_loss(features, batch)
+            parts['objects'] = self._object_loss(seen, batch)
         scale = {'text': 1.0, 'flow': self.weights.flow, 'decision': self.weights.decision,
                  'objects': self.weights.objects, 'path': self.weights.path}
         total = torch.stack([scale[name] * value for name, value in parts.items()]).sum()
@@ -254,12 +258,7 @@ class TargetObjective(nn.Module):
 
     def _shared(self, cache: Tensor, copies: int) -> Tensor:
         """Return the cache repeated over the batch, its gradient scaled."""
-        scale = self.weights.expert_gradient
-        detached = cache.detach()
-        if scale != 0.0:
-            cache = detached + scale * (cache - detached)
-        else:
-            cache = detached
+        cache = _with_gradient(cache, self.weights.expert_gradient)
         return cache.repeat(1, copies, 1, 1, 1)
 
     def _word_loss(self, features: Tensor, batch: Batch) -> Tensor:
@@ -274,3 +273,11 @@ class TargetObjective(nn.Module):
         weight[0] = 0.2
         return functional.cross_entropy(logits.flatten(0, 2), batch.objects.flatten().long(),
                                         weight=weight)
+
+
+def _with_gradient(values: Tensor, scale: float) -> Tensor:
+    """Return the same values, their gradient scaled."""
+    if scale == 1.0:
+        return values
+    detached = values.detach()
+    return detached if scale == 0.0 else detached + scale * (values - detached)
