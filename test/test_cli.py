@@ -98,7 +98,7 @@ def test_version_in_both_forms(run):
     (['plan', 'x.mcap', '--bogus'], "No such option '--bogus'"),
     (['plan', 'x.mcap'], 'x.mcap does not exist'),
     (['plan', '/'], 'has no metadata.yaml'),
-    (['plan', 'x.mcap', '--params', 'y.yaml'], "'y.yaml' cannot be read"),
+    (['plan', 'x.mcap', '--params', 'y.yaml'], 'y.yaml cannot be read'),
     (['plan', 'x.mcap', '--seed', '-5'], "'model.seed' is -5"),
     (['plan', 'x.mcap', '--records', '.'], 'is a folder'),
     (['replay', 'x.mcap'], 'x.mcap does not exist'),

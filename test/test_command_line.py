@@ -72,7 +72,7 @@ def test_unusable_roles_leave_the_complaint_to_the_node(value):
 
 
 def test_file_that_cannot_be_read_is_named():
-    with pytest.raises(ConfigurationError, match="'/gone.yaml' cannot be read"):
+    with pytest.raises(ConfigurationError, match='/gone.yaml cannot be read'):
         ros_arguments(['--ros-args', '--params-file', '/gone.yaml'])
 
 

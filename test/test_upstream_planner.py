@@ -107,14 +107,17 @@ def test_a_tokenizer_with_other_ids_is_refused(folder, tmp_path):
 
 @pytest.fixture
 def decided(folder, tmp_path):
-    """Return a copy whose head always says <|traj_future_start|>, on a nearly straight path."""
+    """Return a copy that says one word and <|traj_future_start|>, on a nearly straight path."""
     copy = shutil.copytree(folder, tmp_path / 'decided')
 
     def decide(tensors):
-        for name, row, value in (('embed_tokens', slice(None), 60.0), ('lm_head', slice(None), 0),
-                                 ('lm_head', 155_681, 60.0)):
+        # every token asks for the end; the last one of the prompt asks louder for a word
+        for name, row, column, value in (
+                ('embed_tokens', slice(None), 0, 60.0), ('embed_tokens', slice(None), 1, 0.0),
+                ('embed_tokens', 155_677, 1, 60.0), ('lm_head', slice(None), slice(0, 2), 0.0),
+                ('lm_head', 155_681, 0, 60.0), ('lm_head', 32, 1, 120.0)):
             for key in [key for key in tensors if key.endswith(f'{name}.weight')]:
-                tensors[key][row, 0] = value
+                tensors[key][row, column] = value
 
     for number in (0, 1):
         edit_shard(copy, decide, number)
