@@ -11,9 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-import resource
-import signal
-
+from full_disk import files_of_at_most
 import numpy as np
 import pytest
 
@@ -162,16 +160,10 @@ def test_a_bag_without_messages_opens_and_yields_nothing(tmp_path):
 @pytest.mark.parametrize('name', ['full.mcap', 'full.db3', 'folder'])
 def test_a_full_disk_is_named_and_leaves_nothing(tmp_path, name):
     """The limit on the size of a file stands for the disk: both libraries raise their own."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    try:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, before[1]))
-        with pytest.raises(InputError, match=f'bag .*{name} cannot be written .*free disk sp'):
-            with BagWriter(tmp_path / name) as writer:
-                writer.add_topic('/text', 'std_msgs/String')
-                for count in range(200):
-                    writer.write('/text', count, message('std_msgs/String', data='x' * 9999))
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-        signal.signal(signal.SIGXFSZ, handler)
+    told = f'bag .*{name} cannot be written .*free disk sp'
+    with files_of_at_most(60_000), pytest.raises(InputError, match=told):
+        with BagWriter(tmp_path / name) as writer:
+            writer.add_topic('/text', 'std_msgs/String')
+            for count in range(200):
+                writer.write('/text', count, message('std_msgs/String', data='x' * 9999))
     assert list(tmp_path.iterdir()) == []

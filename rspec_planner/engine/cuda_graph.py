@@ -91,6 +91,17 @@ def capture(body: Callable[[], None], pool: Any = None,
     return graph
 
 
+def device_ms(run: Callable[[], Any]) -> float:
+    """Return the milliseconds between two events around what `run` launches."""
+    begin, end = (torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+                  for _ in range(2))
+    begin.record()
+    run()
+    end.record()
+    end.synchronize()
+    return float(begin.elapsed_time(end))
+
+
 class CapturedExecutor:
     """An executor whose launches are captured at its first call, on a GPU."""
 

@@ -28,7 +28,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from rspec_planner.engine.cuda_graph import capture
+from rspec_planner.engine.cuda_graph import capture, device_ms
 from rspec_planner.engine.kernels.linear import (
     default_plan,
     linear,
@@ -129,16 +129,8 @@ def measure(product: Product, plan: Plan) -> float:
 def median_us(run: Callable[[], None]) -> float:
     """Return the median microseconds of launches that have run before, captured in a graph."""
     graph = capture(run)
-    times: list[float] = []
-    for _ in range(REPEATS):
-        start, end = (torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-                      for _ in range(2))
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end))
-    return 1e3 * sorted(times)[REPEATS // 2]
+    times = sorted(device_ms(graph.replay) for _ in range(REPEATS))
+    return 1e3 * times[REPEATS // 2]
 
 
 def tune(products: Sequence[Product], limit: int = 7) -> list[dict[str, object]]:

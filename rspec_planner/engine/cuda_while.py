@@ -28,6 +28,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rspec_planner.engine.kernels.driver import driver_result
 from rspec_planner.errors import EngineError
 
 _SOURCE = b"""
@@ -54,11 +55,8 @@ def _bindings() -> tuple[Any, Any]:
 
 def _done(result: tuple[Any, ...]) -> Any:
     """Return what a driver call gave; EngineError with its code otherwise."""
-    code, *values = result
-    if int(code) != 0:
-        raise EngineError(f'{code}: the driver refused a step of the WHILE loop; choose another '
-                          'loop (sync, pipelined)')
-    return values[0] if len(values) == 1 else tuple(values)
+    return driver_result(result, 'the driver refused a step of the WHILE loop; choose another '
+                         'loop (sync, pipelined)')
 
 
 def condition_kernel(capability: tuple[int, int]) -> bytes:

@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from rspec_planner.engine.cuda_fp8 import Fp8Weights, layer_bytes, quantise_target
-from rspec_planner.engine.cuda_graph import capture, FrameRunner
+from rspec_planner.engine.cuda_graph import capture, device_ms, FrameRunner
 from rspec_planner.engine.cuda_loop import DeviceFrame
 from rspec_planner.engine.cuda_random import random_draft, random_target
 from rspec_planner.engine.kernels.frame import Slot
@@ -182,16 +182,10 @@ def repeat(bed: Bed, body: Callable[[], None], repeats: int = 30) -> dict[str, f
         body()
     run = capture(body).replay if cuda else body
     for _ in range(repeats if cuda else 2):
-        started = perf_counter()
         if cuda:
-            events: list[Any] = [torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-                                 for _ in range(2)]
-            events[0].record()
-            run()
-            events[1].record()
-            events[1].synchronize()
-            times.append(float(events[0].elapsed_time(events[1])))
+            times.append(device_ms(run))
         else:
+            started = perf_counter()
             with torch.inference_mode():
                 run()
             times.append(1e3 * (perf_counter() - started))
@@ -205,13 +199,7 @@ def bandwidth(device: torch.device) -> float:
     source = torch.empty(2 ** 31, dtype=torch.uint8, device=device)
     into, best = torch.empty_like(source), 0.0
     for _ in range(8):
-        start, end = (torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-                      for _ in range(2))
-        start.record()
-        into.copy_(source)
-        end.record()
-        end.synchronize()
-        best = max(best, 2e3 * source.numel() / float(start.elapsed_time(end)))
+        best = max(best, 2e3 * source.numel() / device_ms(lambda: into.copy_(source)))
     return best
 
 

@@ -33,7 +33,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rspec_planner.engine.cuda_graph import capture
+from rspec_planner.engine.cuda_graph import capture, device_ms
 from rspec_planner.engine.cuda_persistent import (
     Context,
     CudaLaunch,
@@ -177,16 +177,11 @@ def timed(ways: Mapping[str, Callable[[], None]], repeats: int = REPEATS) -> dic
     times: dict[str, list[float]] = {name: [] for name in ways}
     for turn in range(repeats + 3):
         for name, graph in graphs.items():
-            begin, end = (torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-                          for _ in range(2))
-            begin.record()
-            graph.replay()
-            end.record()
-            end.synchronize()
+            spent = device_ms(graph.replay)
             if turn >= 3:
-                times[name].append(float(begin.elapsed_time(end)))
-    return {name: {'p50': round(sorted(spent)[len(spent) // 2], 4), 'p99': round(max(spent), 4)}
-            for name, spent in times.items()}
+                times[name].append(spent)
+    return {name: {'p50': round(sorted(each)[len(each) // 2], 4), 'p99': round(max(each), 4)}
+            for name, each in times.items()}
 
 
 def phases(runner: PersistentLayers) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rspec_planner.engine.kernels.driver import driver_result
 from rspec_planner.errors import ConfigurationError, EngineError
 
 _FOLDER = Path(__file__).parent
@@ -174,11 +175,8 @@ def bindings() -> tuple[Any, Any]:
 
 def done(result: tuple[Any, ...]) -> Any:
     """Return what a call of the driver or of NVRTC gave; EngineError with its code otherwise."""
-    code, *values = result
-    if int(code) != 0:
-        raise EngineError(f'{code}: the persistent kernel cannot run here; run the layers one by '
-                          'one')
-    return values[0] if len(values) == 1 else tuple(values)
+    return driver_result(result, 'the persistent kernel cannot run here; run the layers one by '
+                         'one')
 
 
 def machine_code(plan: PersistentPlan, trace: bool = False,
