@@ -104,8 +104,11 @@ def version() -> Mapping[str, Any]:
 @click.option('--device', default='', help='Where it shall run. Default: a GPU if there is one.')
 @click.option('--hashes', is_flag=True, help='Also compare the shards with the sums of the '
               'download; this reads all of them.')
+@click.option('--free-shared-memory', is_flag=True, help='First remove the segments that killed '
+              'Fast DDS processes left in /dev/shm.')
 @reports(_examination)
-def doctor(checkpoint: str, device: str, hashes: bool) -> Mapping[str, Any]:
+def doctor(checkpoint: str, device: str, hashes: bool,
+           free_shared_memory: bool) -> Mapping[str, Any]:
     """
     Check what is installed, name what is missing and say what to do.
 
@@ -115,6 +118,11 @@ def doctor(checkpoint: str, device: str, hashes: bool) -> Mapping[str, Any]:
         from rspec_planner.doctor_checkpoint import examine_checkpoint
         return examine_checkpoint(checkpoint, device, hashes)
     from rspec_planner.doctor import examine
+    from rspec_planner.shared_memory import dead_segments, free_segments
+    if free_shared_memory:
+        dead = dead_segments()
+        freed = free_segments(dead)
+        click.echo(f'{freed // 1024**2} MiB of {len(dead)} dead segments removed', err=True)
     return examine()
 
 

@@ -30,9 +30,9 @@ from typing import Any
 from xml.etree import ElementTree
 
 from rspec_planner.errors import RspecError
+from rspec_planner.shared_memory import dead_segments, SHARED_MEMORY
 
 RESOURCE = Path(__file__).resolve().parent / 'resource' / 'tiny'
-SHARED_MEMORY = Path('/dev/shm')
 MESSAGE_PACKAGES = ('builtin_interfaces', 'diagnostic_msgs', 'geometry_msgs', 'lifecycle_msgs',
                     'nav_msgs', 'rosgraph_msgs', 'sensor_msgs', 'std_msgs', 'trajectory_msgs',
                     'visualization_msgs')
@@ -126,9 +126,12 @@ def _shared_memory() -> Check:
     if not SHARED_MEMORY.is_dir():
         return Check('shared_memory', False, f'{SHARED_MEMORY} is missing',
                      'mount a tmpfs there; Fast DDS moves images through it')
-    free = shutil.disk_usage(SHARED_MEMORY).free
-    return _verdict('shared_memory', free >= 2 * SEGMENT_BYTES,
-                    f'{free // MIB} MiB free in {SHARED_MEMORY}',
+    free, dead = shutil.disk_usage(SHARED_MEMORY).free, dead_segments(SHARED_MEMORY)
+    detail = f'{free // MIB} MiB free in {SHARED_MEMORY}' + (
+        f'; killed Fast DDS processes left {sum(segment.size for segment in dead) // MIB} MiB in '
+        f'{len(dead)} segments, rspec doctor --free-shared-memory removes them' if dead else '')
+    return _verdict('shared_memory', free >= 2 * SEGMENT_BYTES, detail,
+                    'rspec doctor --free-shared-memory' if dead else
                     f'free {2 * SEGMENT_BYTES // MIB} MiB; in a container: --shm-size=1g')
 
 

@@ -51,6 +51,15 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.skip(reason='no CUDA device'))
 
 
+@pytest.fixture(autouse=True)
+def freed_shared_memory(request):
+    """Free what processes that a test killed leave in /dev/shm; twenty fill a small one."""
+    yield
+    if request.node.get_closest_marker('ros'):
+        from rspec_planner.shared_memory import dead_segments, free_segments
+        free_segments(dead_segments())
+
+
 @pytest.fixture(scope='module')
 def ros():
     """Run rclpy in a domain of this process alone."""

@@ -43,6 +43,7 @@ from rspec_planner.live.fault_list import Fault, FRAMES_S, POSES_S
 from rspec_planner.live.fault_node import CAMERAS
 from rspec_planner.live.processes import child_environment, end_with_parent
 from rspec_planner.ros_conversions import image_message, odometry_message
+from rspec_planner.shared_memory import dead_segments, free_segments
 from rspec_planner.transport import fastdds_environment, viewer_environment
 
 if TYPE_CHECKING:
@@ -194,6 +195,7 @@ def end_listener(harness: Harness) -> None:
         harness.child.kill()
         harness.child.wait()
         harness.child = None
+        free_segments(dead_segments())
 
 
 def _change(harness: Harness, *transitions: int) -> list[bool]:

@@ -35,6 +35,7 @@ import time
 from types import TracebackType
 
 from rspec_planner.errors import ConfigurationError, RspecError
+from rspec_planner.shared_memory import dead_segments, free_segments
 from rspec_planner.transport import fastdds_environment
 
 #: domains whose ports stay below the ephemeral range of Linux
@@ -210,5 +211,6 @@ class Processes:
 
     def stop_all(self, timeout_s: float = 10.0) -> None:
         """Interrupt all children, the newest first, and kill those that stay."""
-        for child in reversed(self.children):
-            self.stop(child, timeout_s)
+        codes = [self.stop(child, timeout_s) for child in reversed(self.children)]
+        if -signal.SIGKILL in codes:  # who is killed leaves its shared memory behind
+            free_segments(dead_segments())
