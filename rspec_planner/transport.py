@@ -20,6 +20,8 @@ it starts one.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+import contextlib
 import os
 from pathlib import Path
 import sys
@@ -29,7 +31,8 @@ from rspec_planner.errors import ConfigurationError
 PACKAGE = 'rspec_planner'
 PROFILE_VARIABLE = 'FASTDDS_DEFAULT_PROFILES_FILE'
 RANGE_VARIABLE = 'ROS_AUTOMATIC_DISCOVERY_RANGE'
-OWN_PROFILES = ('fastdds.xml', 'fastdds_viewer.xml', 'fastdds_viewer_localhost.xml')
+VIEWER_PROFILES = ('fastdds_viewer.xml', 'fastdds_viewer_localhost.xml')
+OWN_PROFILES = ('fastdds.xml', *VIEWER_PROFILES)
 
 
 def _config_directories() -> list[Path]:
@@ -63,11 +66,14 @@ def fastdds_environment() -> dict[str, str]:
     """
     Return the environment that keeps four camera streams complete between processes.
 
-    A profile that the user has already chosen is kept. The publisher's shared-memory segment is
-    what overflows, so every process needs it, not only the node.
+    A profile of the user's own is kept, the one for viewers is not: whoever exported it for RViz
+    would lose images. The publisher's shared-memory segment is what overflows, so every process
+    needs it, not only the node.
     """
-    chosen = os.environ.get(PROFILE_VARIABLE)
-    return {PROFILE_VARIABLE: chosen or str(config_path('fastdds.xml'))}
+    chosen = os.environ.get(PROFILE_VARIABLE, '')
+    if chosen and Path(chosen).name not in VIEWER_PROFILES:
+        return {PROFILE_VARIABLE: chosen}
+    return {PROFILE_VARIABLE: str(config_path('fastdds.xml'))}
 
 
 def viewer_environment() -> dict[str, str]:
@@ -85,6 +91,20 @@ def viewer_environment() -> dict[str, str]:
     # rmw_fastrtps answers LOCALHOST with transports of its own, shared memory among them
     return {PROFILE_VARIABLE: str(config_path('fastdds_viewer_localhost.xml')),
             RANGE_VARIABLE: 'SYSTEM_DEFAULT'}
+
+
+@contextlib.contextmanager
+def fastdds_applied(*, viewer: bool = False) -> Iterator[None]:
+    """Set it for as long as the context lasts, so that what starts later is no viewer too."""
+    before = {name: os.environ.get(name) for name in (PROFILE_VARIABLE, RANGE_VARIABLE)}
+    apply_fastdds_environment(viewer=viewer)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
 
 
 def apply_fastdds_environment(*, viewer: bool = False) -> None:

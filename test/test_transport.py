@@ -121,6 +121,33 @@ def test_a_viewer_gets_its_profile_instead_of_the_one_for_cameras(monkeypatch):
     assert viewer_environment() == {PROFILE_VARIABLE: '/my/own.xml'}
 
 
+@pytest.mark.parametrize('name', ['fastdds_viewer.xml', 'fastdds_viewer_localhost.xml'])
+def test_who_moves_images_does_not_take_a_viewers_profile(monkeypatch, name):
+    """Somebody exported it for RViz, and then started the node in the same shell."""
+    monkeypatch.setenv(PROFILE_VARIABLE, str(config_path(name)))
+    assert fastdds_environment() == {PROFILE_VARIABLE: str(config_path('fastdds.xml'))}
+
+
+def test_what_a_viewer_sets_ends_with_it(monkeypatch):
+    monkeypatch.delenv(PROFILE_VARIABLE, raising=False)
+    monkeypatch.setenv(RANGE_VARIABLE, 'LOCALHOST')
+    before = dict(os.environ)
+    with transport.fastdds_applied(viewer=True):
+        assert os.environ[PROFILE_VARIABLE].endswith('fastdds_viewer_localhost.xml')
+        assert os.environ[RANGE_VARIABLE] == 'SYSTEM_DEFAULT'
+    assert dict(os.environ) == before
+
+
+@pytest.mark.ros
+def test_a_node_that_watches_leaves_the_environment_as_it_was():
+    from rspec_planner.live.session import ros_node
+    private_domain()
+    before = dict(os.environ)
+    with ros_node('watcher', viewer=True):
+        assert dict(os.environ) == before
+    assert dict(os.environ) == before
+
+
 def shared_ports(pid):
     """Return the shared-memory ports of Fast DDS that a process has mapped."""
     maps = Path(f'/proc/{pid}/maps').read_text(encoding='utf-8')

@@ -29,7 +29,7 @@ from rclpy.node import Node
 from rclpy.signals import SignalHandlerOptions
 
 from rspec_planner.errors import InputError
-from rspec_planner.transport import apply_fastdds_environment
+from rspec_planner.transport import fastdds_applied
 
 
 @contextmanager
@@ -60,12 +60,13 @@ def ros_node(name: str, domain_id: int | None = None, *, viewer: bool = False
     Without a `domain_id` the environment's ROS_DOMAIN_ID counts. A `viewer` shares no memory with
     others, so that nothing waits for it when it is stopped.
     """
-    apply_fastdds_environment(viewer=viewer)
     context = rclpy.Context()
-    rclpy.init(args=[], context=context, domain_id=domain_id,
-               signal_handler_options=SignalHandlerOptions.NO)
     try:
-        node = Node(name, context=context, use_global_arguments=False)
+        with fastdds_applied(viewer=viewer):
+            rclpy.init(args=[], context=context, domain_id=domain_id,
+                       signal_handler_options=SignalHandlerOptions.NO)
+            # the participant, which reads the profile, is made with the context's first node
+            node = Node(name, context=context, use_global_arguments=False)
         executor = SingleThreadedExecutor(context=context)
         executor.add_node(node)
         try:
