@@ -128,6 +128,7 @@ class CycleStatistics:
     rate_limited: int = 0  # above planning.rate_hz
     repeated: int = 0
     stopped: int = 0
+    cautious: int = 0  # published, slower than drawn
     deadline_misses: int = 0
     budget_misses: int = 0
     skipped: Counter[str] = field(default_factory=Counter)
@@ -145,6 +146,8 @@ class CycleStatistics:
             self.skipped[result.reason] += 1
             return
         self.published += result.outcome is Outcome.PUBLISHED
+        self.cautious += (result.outcome is Outcome.PUBLISHED and result.plan is not None
+                          and result.plan.cautious)
         if result.outcome is Outcome.REJECTED:
             self.rejected[result.reason] += 1
         self.failed += result.outcome is Outcome.FAILED

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+import math
 from typing import Any
 
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue
@@ -210,6 +211,9 @@ def inference_status(facts: PlanFacts) -> DiagnosticStatus:
         'published_total': statistics.published,
         'rejected_total': statistics.rejected.total(),
         **{f'rejected_{name}': count for name, count in sorted(statistics.rejected.items())},
+        **({'confidence': plan.reasoning.stats.confidence}
+           if plan and not math.isnan(plan.reasoning.stats.confidence) else {}),
+        'cautious': bool(plan and plan.cautious), 'cautious_total': statistics.cautious,
         'fallback': _fallback_of(last), 'stopped_total': statistics.stopped,
         'failed_total': statistics.failed, 'superseded_total': statistics.superseded,
         'rate_limited_total': statistics.rate_limited,
@@ -232,6 +236,10 @@ def _inference(facts: PlanFacts) -> tuple[bytes, str]:
                Outcome.LATE: f'{last.reason}: {last.detail}',
                Outcome.SKIPPED: f'cycle skipped: {last.reason}',
                Outcome.FAILED: f'{last.reason}: {last.detail}'}[last.outcome]
+    if last.outcome is Outcome.PUBLISHED and last.plan is not None and last.plan.cautious:
+        level = WARN
+        message += (', slower than drawn: the target is unsure of its words (planning.caution), '
+                    f'confidence {last.plan.reasoning.stats.confidence:.2f}')
     if last.repeated:
         message += '; the previous plan was published again with its old stamp'
     if last.stopped:

@@ -86,7 +86,7 @@ def _load(parameters: NodeParameters, **options: Any) -> Any:
         num_samples=parameters.planning.num_samples,
         flow_steps=parameters.planning.flow_steps or None,
         max_reasoning_tokens=parameters.planning.max_reasoning_tokens,
-        use_vision_cache=parameters.model.vision_cache,
+        use_vision_cache=parameters.model.vision_cache, caution=parameters.planning.caution,
         draft=speculation.draft if speculation.enabled else None,
         reuse=speculation.enabled and speculation.reuse,
         limits=guard_limits(parameters.guard), loop=chosen_loop(parameters),

@@ -228,7 +228,7 @@ def record_of(plan: Plan) -> dict[str, Any]:
     return {'t0_ns': plan.t0_ns, 'text': plan.reasoning.text,
             'tokens': list(plan.reasoning.token_ids), 'complete': plan.reasoning.complete,
             'iterations': stats.iterations, 'committed': list(stats.committed),
-            'reused': stats.reused,
+            'reused': stats.reused, 'cautious': plan.cautious,
             'poses': plan.poses.tolist(), 'speeds': plan.speeds.tolist()}
 
 

@@ -21,6 +21,7 @@ time to fill are filled while somebody subscribes.
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 from nav_msgs.msg import Path
@@ -67,7 +68,7 @@ def quiet_events() -> PublisherEventCallbacks:
 
 #: numbers below ~/debug/speculation/
 SPECULATION = ('iterations', 'mean_accepted_length', 'tokens_per_second', 'reused_tokens',
-               'draft_ms', 'verify_ms')
+               'draft_ms', 'verify_ms', 'confidence')
 
 
 class Outputs:
@@ -189,12 +190,16 @@ def speculation_numbers(plan: Plan) -> dict[str, float]:
     """
     Return the numbers below ~/debug/speculation/ of a plan.
 
-    A plan whose whole reasoning was reused had no iteration, and so has no accepted length.
+    A plan whose whole reasoning was reused had no iteration, and so has no accepted length; one
+    of a loop that does not tell how sure the target was has no confidence.
     """
     stats = plan.reasoning.stats
     values = {'iterations': stats.iterations, 'mean_accepted_length': stats.accepted_length,
               'tokens_per_second': tokens_per_second(plan), 'reused_tokens': stats.reused,
-              'draft_ms': stats.draft_ms, 'verify_ms': stats.verify_ms}
+              'draft_ms': stats.draft_ms, 'verify_ms': stats.verify_ms,
+              'confidence': stats.confidence}
+    if math.isnan(stats.confidence):  # the device-resident loop does not tell
+        del values['confidence']
     if not stats.iterations:
         del values['mean_accepted_length'], values['tokens_per_second']
     return values

@@ -99,6 +99,7 @@ class PlanningParameters:
     num_samples: int
     flow_steps: int  # 0: the checkpoint's own
     max_reasoning_tokens: int
+    caution: bool  # slower while the target is unsure, where the checkpoint says what unsure is
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,7 @@ def fake_plan(observation: Observation, *, accepted: bool = True, samples: int =
         curvatures=np.full(PLAN_POINTS, 0.01), candidates=candidates,
         candidate_speeds=np.stack([speeds] * samples), ego_pose_at_t0=observation.ego_pose_at_t0,
         odometry_frame=observation.odometry_frame,
-        reasoning=Reasoning((1, 2, 3), TEXT, True, DecodeStats(2, (1, 1))),
+        reasoning=Reasoning((1, 2, 3), TEXT, True, DecodeStats(2, (1, 1), log_probability=-0.125)),
         times=StageTimes(1.0, 2.0, 3.0, 4.0, 5.0, 6.0),
         verdict=Verdict(True) if accepted else Verdict(False, 'start_jump', '9.0 m, limit 2.0 m'),
         ages_ms=dict(observation.ages_ms))

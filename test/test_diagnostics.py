@@ -15,6 +15,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+import math
 
 from node_rig import plan_at, TEXT, turned, values_of
 import pytest
@@ -343,3 +344,35 @@ def test_what_a_sender_put_into_a_field_is_one_short_line():
     status = make_status('inputs', OK, hostile, {'last_reset': hostile, 'count': 3})
     for text in (result.detail, status.message, *(item.value for item in status.values)):
         assert text.isprintable() and len(text) <= 2000
+
+
+def unsure(plan, confidence, cautious):
+    stats = DecodeStats(1, (1,), log_probability=math.log(confidence))
+    return replace(plan, cautious=cautious, reasoning=replace(plan.reasoning, stats=stats))
+
+
+def test_a_plan_driven_slower_than_drawn_is_told_and_counted(plan):
+    statistics = CycleStatistics()
+    for made, level, total in ((unsure(plan, 0.97, False), OK, '0'),
+                               (unsure(plan, 0.31, True), WARN, '1')):
+        last = CycleResult(NOW, Outcome.PUBLISHED, plan=made)
+        statistics.count(last, 100.0)
+        status = inference_status(PlanFacts(statistics, last))
+        values = values_of(status)
+        assert status.level == level
+        assert values['confidence'] == f'{made.reasoning.stats.confidence:.3f}'
+        assert values['cautious_total'] == total
+    assert 'unsure of its words (planning.caution), confidence 0.31' in status.message
+
+
+def test_a_refused_plan_was_not_driven_slower(plan):
+    statistics = CycleStatistics()
+    last = CycleResult(NOW, Outcome.REJECTED, 'start_jump', plan=unsure(plan, 0.31, True))
+    statistics.count(last, 100.0)
+    assert statistics.cautious == 0
+    assert 'unsure' not in inference_status(PlanFacts(statistics, last)).message
+
+
+def test_a_loop_that_does_not_tell_has_no_confidence(plan):
+    last = CycleResult(NOW, Outcome.PUBLISHED, plan=unsure(plan, math.nan, False))
+    assert 'confidence' not in values_of(inference_status(PlanFacts(CycleStatistics(), last)))

@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import replace
 import json
+import math
 from types import SimpleNamespace
 
 import autoware_messages
@@ -153,14 +154,17 @@ def plan_with(stats):
 
 
 def test_numbers_of_a_speculative_plan():
-    numbers = speculation_numbers(plan_with(DecodeStats(2, (10, 6), 1.5, 6.0, reused=2, block=24)))
+    numbers = speculation_numbers(plan_with(DecodeStats(2, (10, 6), 1.5, 6.0, reused=2, block=24,
+                                                log_probability=math.log(0.75))))
     assert set(numbers) == set(SPECULATION)
     assert (numbers['iterations'], numbers['mean_accepted_length']) == (2, 8.0)
     assert (numbers['reused_tokens'], numbers['draft_ms'], numbers['verify_ms']) == (2, 1.5, 6.0)
     assert numbers['tokens_per_second'] == pytest.approx(16 / 0.008)
+    assert numbers['confidence'] == pytest.approx(0.75)
 
 
 def test_a_plan_without_an_iteration_claims_no_length_and_no_rate():
     numbers = speculation_numbers(plan_with(DecodeStats(0, (), reused=17, block=24)))
     assert (numbers['iterations'], numbers['reused_tokens']) == (0, 17)
     assert 'mean_accepted_length' not in numbers and 'tokens_per_second' not in numbers
+    assert 'confidence' not in numbers  # that loop did not tell

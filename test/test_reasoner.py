@@ -61,6 +61,8 @@ def assert_equal_plans(plain, other, observation):
     assert made.reasoning.token_ids == expected.reasoning.token_ids
     assert made.reasoning.text == expected.reasoning.text
     assert made.reasoning.complete == expected.reasoning.complete
+    assert made.reasoning.stats.log_probability == pytest.approx(
+        expected.reasoning.stats.log_probability, abs=1e-3)
     torch.testing.assert_close(context(other), context(plain), atol=2e-5, rtol=0)
     return made
 

@@ -23,11 +23,13 @@ in fixed buffers, and shapes never change.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+import math
 from time import perf_counter
 
 import torch
 
 from rspec_planner.decode.accept import accept, apply_follow
+from rspec_planner.decode.confidence import log_probability
 from rspec_planner.decode.sampling import Sampler
 from rspec_planner.decode.state import DecodeState, DecodeStats
 from rspec_planner.engine.executor import Executor
@@ -43,8 +45,9 @@ def decode(verify: Executor, state: DecodeState, stop_ids: Collection[int], max_
     Generate until a stop token or `max_tokens`, tokens committed by the prefill included.
 
     `state` was started with the prompt and what the prefill decided.
-    verify: inputs 'ids' (B,) int64 and 'start' (1,) int64, outputs 'best' (B,) int64 and, for a
-    sampler, 'logits' (B, V); it writes the K/V of rows start .. start + B - 1.
+    verify: inputs 'ids' (B,) int64 and 'start' (1,) int64, outputs 'best' (B,) int64 and
+    'logits' (B, V), for a sampler and the log probability; it writes the K/V of rows
+    start .. start + B - 1.
     draft: inputs 'start' (1,) the anchor's row, 'since' (1,) the first row that is new to it,
     'length' (1,) of the prompt; output 'proposals' (B - 1,); needed exactly when B > 1. It may
     read tokens up to the anchor, and taps of the rows before it.
@@ -73,10 +76,15 @@ def decode(verify: Executor, state: DecodeState, stop_ids: Collection[int], max_
         taken = accept(block, chosen, stop_ids, max_tokens - state.num_generated)
         state.since = state.p
         state.commit(taken)
+        if 'logits' in verify.outputs:
+            state.log_probability += log_probability(verify.outputs['logits'], taken.committed)
+        else:
+            state.log_probability = math.nan
         committed.append(len(taken.committed))
         draft_ms += 1e3 * (drafted - started)
         verify_ms += 1e3 * (perf_counter() - drafted)
-    return DecodeStats(len(committed), tuple(committed), draft_ms, verify_ms, reused)
+    return DecodeStats(len(committed), tuple(committed), draft_ms, verify_ms, reused,
+                       log_probability=state.log_probability)
 
 
 def close(verify: Executor, state: DecodeState, end_id: int) -> tuple[int, int]:

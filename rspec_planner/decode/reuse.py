@@ -22,11 +22,13 @@ a full match leaves nothing to decode, and its K/V and taps are already in place
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+import math
 
 import torch
 from torch import Tensor
 
 from rspec_planner.decode.accept import accept
+from rspec_planner.decode.confidence import log_probability
 from rspec_planner.decode.sampling import Sampler
 from rspec_planner.decode.state import DecodeState
 from rspec_planner.engine.executor import Executor
@@ -65,4 +67,7 @@ def start_from_guess(prefill: Executor, state: DecodeState, prompt: Tensor,
         best = prefill.outputs['best'][:len(block)].tolist()
     else:
         best = sampler.draw(prefill.outputs['logits'][:len(block)], state.length)
-    state.commit(accept(block, best, stop_ids, max_tokens))
+    taken = accept(block, best, stop_ids, max_tokens)
+    state.commit(taken)
+    state.log_probability = log_probability(prefill.outputs['logits'], taken.committed) \
+        if 'logits' in prefill.outputs else math.nan

@@ -16,6 +16,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+import math
 
 import torch
 from torch import Tensor
@@ -44,6 +45,7 @@ class DecodeState:
         self.anchor = 0
         self.done = False  # a stop token was committed
         self.cached = 0  # valid rows of the KV cache and of the taps
+        self.log_probability = math.nan  # of what was committed, where its logits are known
         self.since = 0  # first row whose token and taps the draft has not seen in this frame
 
     def open(self, prompt: Tensor) -> None:
@@ -55,6 +57,7 @@ class DecodeState:
         self.done = False
         self.cached = self.p
         self.since = 0
+        self.log_probability = math.nan
 
     def start(self, prompt: Tensor, first: int, stop_ids: Sequence[int]) -> None:
         """Begin a frame: prompt (S,) int64 and the token that the prefill decided."""

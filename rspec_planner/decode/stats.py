@@ -20,7 +20,8 @@ cost each of them seconds and hundreds of megabytes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+import math
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,13 @@ class DecodeStats:
     reused: int = 0  # tokens that the prefill committed beyond the first, see decode.reuse
     closing_forwards: int = 0  # target forwards that only completed the expert's context
     block: int = 1  # B, the width of a verify; 1 without a draft
+    #: of all generated tokens, see decode.confidence; NaN where the loop does not tell
+    log_probability: float = field(default=math.nan, compare=False)  # it has rounding
+
+    @property
+    def confidence(self) -> float:
+        """Return the target's probability of its own words, 0 to 1, or NaN."""
+        return math.exp(self.log_probability)
 
     @property
     def accepted_length(self) -> float:

@@ -48,6 +48,7 @@ class Answers:
     actions: np.ndarray  # (N, K, 64, 2) float32, normalised
     xy: np.ndarray  # (N, K, 64, 2) float32, ego frame at t0, metres
     speeds: np.ndarray  # (N, K, 64) float32, m/s
+    confidences: np.ndarray  # (N,) float32, see `decode.confidence`
 
 
 class BatchedPlanner:
@@ -88,9 +89,9 @@ class BatchedPlanner:
                        history: np.ndarray, noise: Tensor) -> Answers:
         """Plan B clips whose images are encoded: features as `encode` returns them."""
         cache, hidden = self._prefill(prompts, *features)
-        generated, lengths = self._decode(prompts[0], cache, hidden)
+        generated, lengths, sure = self._decode(prompts[0], cache, hidden)
         actions = self._act(prompts[0], cache, lengths, noise)
-        return self._assemble(generated, actions, history)
+        return self._assemble(generated, sure, actions, history)
 
     def features(self, images: Tensor | None, batch: int,
                  sight: str) -> tuple[Tensor, list[Tensor]]:
@@ -125,12 +126,13 @@ class BatchedPlanner:
         return cache, hidden[:, -1]
 
     def _decode(self, prompt: Prompt, cache: KVCache,
-                hidden: Tensor) -> tuple[list[list[int]], Tensor]:
-        """Return the generated ids of each clip and its rows in the cache (B,)."""
+                hidden: Tensor) -> tuple[list[list[int]], Tensor, Tensor]:
+        """Return the generated ids of each clip, its rows in the cache and log p (B,)."""
         tokens, text = self.cfg.tokens, self.target.text
         generated: list[list[int]] = [[] for _ in range(hidden.shape[0])]
         lengths = torch.full((hidden.shape[0],), prompt.length, device=hidden.device)
         open_rows = torch.ones_like(lengths, dtype=torch.bool)
+        sure = torch.zeros(len(lengths), device=hidden.device)
         for step in range(self.budget + 1):
             logits = text.logits(hidden).float()
             logits[:, tokens.forbidden_start:tokens.forbidden_end] = float('-inf')
@@ -138,6 +140,8 @@ class BatchedPlanner:
             closing = step == self.budget  # the expert needs an anchor behind any reasoning
             if closing:
                 chosen = torch.full_like(chosen, tokens.traj_future_start)
+            else:
+                sure += open_rows * (logits.amax(-1) - logits.logsumexp(-1))
             chosen = torch.where(open_rows, chosen, tokens.pad)
             for row, (token, alive) in enumerate(zip(chosen.tolist(), open_rows.tolist())):
                 if alive and not closing:
@@ -153,7 +157,7 @@ class BatchedPlanner:
             open_rows = open_rows & ~ended
             if not bool(open_rows.any()):
                 break
-        return generated, lengths
+        return generated, lengths, sure
 
     def _act(self, prompt: Prompt, cache: KVCache, lengths: Tensor, noise: Tensor) -> Tensor:
         """Return (B, K, 64, 2) normalised actions."""
@@ -174,7 +178,7 @@ class BatchedPlanner:
             self.flow_steps)
         return actions.view(batch, samples, waypoints, 2)
 
-    def _assemble(self, generated: list[list[int]], actions: Tensor,
+    def _assemble(self, generated: list[list[int]], sure: Tensor, actions: Tensor,
                   history: np.ndarray) -> Answers:
         batch, samples = actions.shape[:2]
         past = torch.from_numpy(np.asarray(history, np.float32)).to(actions.device)
@@ -186,4 +190,5 @@ class BatchedPlanner:
                  for ids in generated]
         shape = (batch, samples, -1)
         return Answers([tuple(ids) for ids in generated], texts, actions.cpu().numpy(),
-                       xy.view(*shape, 2).cpu().numpy(), speed.view(shape).cpu().numpy())
+                       xy.view(*shape, 2).cpu().numpy(), speed.view(shape).cpu().numpy(),
+                       sure.exp().cpu().numpy())

@@ -49,6 +49,7 @@ class Answer:
     plan: tuple[np.ndarray, ...] | None  # None: refused by the guard
     latency_s: float
     text: str = ''
+    cautious: bool = False  # see `planner.caution`
 
 
 State = View | Outcome
@@ -76,7 +77,8 @@ class RunHost:
         """Give plans; step each run until it wants the next one."""
         states = {}
         for number, answer in answers.items():
-            self._runs[number].apply(answer.plan, answer.latency_s, answer.text)
+            self._runs[number].apply(answer.plan, answer.latency_s, answer.text,
+                                     answer.cautious)
             states[number] = self._advance(number)
         return states
 

@@ -140,7 +140,7 @@ class ClosedLoop:
 
 def answer_of(made: Made, latency: Latency) -> Answer:
     """Return a plan with the time that its making took."""
-    return Answer(made.plan, latency.seconds(len(made.token_ids)), made.text)
+    return Answer(made.plan, latency.seconds(len(made.token_ids)), made.text, made.cautious)
 
 
 def key_of(spec: ClipSpec) -> str:
@@ -299,4 +299,4 @@ def compared(greedy: dict[str, Outcome], drafted: dict[str, Outcome]) -> dict[st
 
 _EVENTS = [field.name for field in fields(Outcome)
            if field.name in ('collision', 'at_fault', 'off_road', 'red_light', 'stop_line',
-                             'rejected', 'plans', 'comfortable')]
+                             'rejected', 'plans', 'cautious', 'comfortable')]

@@ -30,8 +30,10 @@ from torch import Tensor
 
 from rspec_planner.evaluate.batched import BatchedPlanner
 from rspec_planner.evaluate.closed_world import View
+from rspec_planner.model.config import CautionConfig
 from rspec_planner.model.target import Target
 from rspec_planner.model.unicycle import UnicycleActionSpace
+from rspec_planner.planner.caution import Arrays, Caution
 from rspec_planner.planner.observation import Observation
 from rspec_planner.planner.pipeline import Planner
 from rspec_planner.planner.plan import PLAN_POINTS
@@ -40,7 +42,20 @@ from rspec_planner.planner.tokenizer import Tokenizer
 from rspec_planner.planner.trajectory import check_trajectory
 from rspec_planner.world.generate import CAMERAS, FRAMES
 
-Arrays = tuple[np.ndarray, ...]
+
+class Cautions:
+    """One caution per run, where the target's profile says what unsure is."""
+
+    def __init__(self, config: CautionConfig | None) -> None:
+        self._config, self._runs = config, dict[int, Caution]()
+
+    def drive(self, number: int, t0_ns: int, confidence: float, drawn: Arrays
+              ) -> tuple[bool, Arrays]:
+        """Return whether that run is cautious now, and the plan that it drives."""
+        if self._config is None:
+            return False, drawn
+        caution = self._runs.setdefault(number, Caution(self._config))
+        return caution.drive(t0_ns, confidence, drawn)
 
 
 @dataclass(frozen=True)
@@ -51,6 +66,7 @@ class Made:
     token_ids: tuple[int, ...] = ()
     text: str = ''
     iterations: int = 0  # of the draft, where one decoded
+    cautious: bool = False  # driven slower than drawn
 
 
 class Policy(Protocol):
@@ -100,7 +116,8 @@ class DeployedPlanner:
 
     def __init__(self, checkpoint: str, device: str, draft: str | None) -> None:
         self._planner = Planner.load(checkpoint, device=device, draft=draft,
-                                     use_vision_cache=False)
+                                     use_vision_cache=False, caution=False)
+        self._cautions = Cautions(self._planner.profile.caution)  # the planner knows one run
         self._frames: dict[int, dict[int, np.ndarray]] = {}
 
     def plan(self, views: Mapping[int, View]) -> dict[int, Made]:
@@ -113,9 +130,12 @@ class DeployedPlanner:
         self._frames[number] = {tick: known[tick] for tick in wanted}
         images = np.stack([known[tick] for tick in wanted], axis=1)
         plan = self._planner.plan(observation_of(view, images))
-        arrays = (plan.poses, plan.speeds, plan.accelerations, plan.curvatures)
-        return Made(arrays if plan.verdict.accepted else None, plan.reasoning.token_ids,
-                    plan.reasoning.text, plan.reasoning.stats.iterations)
+        cautious, driven = self._cautions.drive(
+            number, view.t0_ns, plan.reasoning.stats.confidence,
+            (plan.poses, plan.speeds, plan.accelerations, plan.curvatures))
+        accepted = check_trajectory(*driven).accepted if cautious else plan.verdict.accepted
+        return Made(driven if accepted else None, plan.reasoning.token_ids,
+                    plan.reasoning.text, plan.reasoning.stats.iterations, cautious)
 
 
 class BatchedTarget:
@@ -129,6 +149,7 @@ class BatchedTarget:
         self._cfg, self._device = target.cfg, target.device
         self._sight, self._batch, self._noise = sight, batch, noise.to(target.device)
         self._encoded: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
+        self._cautions = Cautions(target.cfg.caution)
         self.needs_images = sight == 'camera'
 
     def plan(self, views: Mapping[int, View]) -> dict[int, Made]:
@@ -156,9 +177,14 @@ class BatchedTarget:
                                                history, noise)
         plans = self._rolled(answers.actions[:, 0], [view for _, view in views])
         stop = self._cfg.tokens.traj_future_start
-        return {number: Made(plans[row] if ids[-1:] == (stop,) else None, ids,
-                             answers.texts[row])
-                for row, ((number, _), ids) in enumerate(zip(views, answers.token_ids))}
+        made = {}
+        for row, ((number, view), ids) in enumerate(zip(views, answers.token_ids)):
+            cautious, driven = self._cautions.drive(
+                number, view.t0_ns, float(answers.confidences[row]), plans[row])
+            fine = ids[-1:] == (stop,) and check_trajectory(*driven).accepted
+            made[number] = Made(driven if fine else None, ids, answers.texts[row],
+                                cautious=cautious)
+        return made
 
     @torch.no_grad()
     def _features(self, views: Sequence[tuple[int, View]]) -> tuple[Tensor, list[Tensor]]:
@@ -188,8 +214,8 @@ class BatchedTarget:
         for key in [k for k in self._encoded if k[0] == number and k[1] <= before]:
             del self._encoded[key]
 
-    def _rolled(self, actions: np.ndarray, views: Sequence[View]) -> list[Arrays | None]:
-        """Integrate normalised actions (B, 64, 2) as the planner does; None: refused."""
+    def _rolled(self, actions: np.ndarray, views: Sequence[View]) -> list[Arrays]:
+        """Integrate normalised actions (B, 64, 2) as the planner does."""
         history = torch.from_numpy(np.stack([view.history for view in views])).double()
         wide = torch.from_numpy(actions).double()
         v0 = self._space.initial_speed(history[:, :, :2], history[:, :, 3]).clamp(min=0.0)
@@ -197,12 +223,11 @@ class BatchedTarget:
         curvature = self._space.denormalise(wide)[..., 1].numpy()
         applied = (torch.diff(speed, dim=-1, prepend=v0[:, None])
                    / self._space.cfg.dt).numpy()
-        plans: list[Arrays | None] = []
+        plans: list[Arrays] = []
         for row, view in enumerate(views):
             poses = np.zeros((PLAN_POINTS, 4))
             poses[1:, :2], poses[1:, 3] = xy[row].numpy(), yaw[row].numpy()
-            arrays = (poses, np.concatenate([[view.speed], speed[row].numpy()]),
-                      np.append(applied[row], applied[row, -1]),
-                      np.append(curvature[row], curvature[row, -1]))
-            plans.append(arrays if check_trajectory(*arrays).accepted else None)
+            plans.append((poses, np.concatenate([[view.speed], speed[row].numpy()]),
+                          np.append(applied[row], applied[row, -1]),
+                          np.append(curvature[row], curvature[row, -1])))
         return plans

@@ -50,6 +50,7 @@ def way_table(outcomes: Sequence[Outcome]) -> dict[str, Any]:
     result['min_ade_m'] = bootstrap_mean(first[np.isfinite(first)]).to_dict()
     result['plans'] = sum(o.plans for o in outcomes)
     result['rejected'] = sum(o.rejected for o in outcomes)
+    result['cautious'] = sum(o.cautious for o in outcomes)
     return result
 
 

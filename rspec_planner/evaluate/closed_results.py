@@ -29,6 +29,10 @@ def _number(estimate: Mapping[str, float], unit: str = '') -> str:
     return f'{estimate["value"]:.2f}{unit} ({estimate["low"]:.2f}–{estimate["high"]:.2f})'
 
 
+def _share(count: int, of: int) -> str:
+    return f'{100 * count / of:.1f} %' if of else '-'
+
+
 def _latency(name: str, row: Mapping[str, Any]) -> str:
     step = f' + {row["step_ms"]:g} ms per {row["tokens_per_step"]:g} tokens' if row['step_ms'] \
         else ''
@@ -40,9 +44,11 @@ def _ways(ways: Mapping[str, Any]) -> str:
              percent(way['at_fault']), percent(way['off_road']), percent(way['red_light']),
              percent(way['stop_line']), percent(way['failed']), _number(way['progress']),
              _number(way['min_ttc_s'], ' s'), percent(way['comfortable']),
-             _number(way['driven_ade_m'], ' m')] for name, way in ways.items()]
+             _number(way['driven_ade_m'], ' m'), _share(way.get('cautious', 0), way['plans'])]
+            for name, way in ways.items()]
     return table(['', 'collision', 'at fault', 'off road', 'red light', 'stop line', 'any failure',
-                  'progress', 'least TTC', 'comfortable', 'from the expert'], rows)
+                  'progress', 'least TTC', 'comfortable', 'from the expert', 'cautious plans'],
+                 rows)
 
 
 def _bought(bought: Mapping[str, Any]) -> str:

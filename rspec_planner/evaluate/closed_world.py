@@ -103,6 +103,7 @@ class Outcome:
     driven_ade_m: float = 0.0  # from the expert's drive
     plans: int = 0
     rejected: int = 0
+    cautious: int = 0  # of the plans
     first_ade_m: float = math.nan  # of the plan at t0 from the expert's future
     path: list[tuple[float, float, float, float]] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
@@ -211,7 +212,8 @@ class ClosedRun:
                     {k: v for k, v in images.items() if k > self.tick - FRAMES},
                     history.astype(np.float32), self._state.speed, self._blueprint.navigation)
 
-    def apply(self, plan: tuple[np.ndarray, ...] | None, latency_s: float, text: str = '') -> None:
+    def apply(self, plan: tuple[np.ndarray, ...] | None, latency_s: float, text: str = '',
+              cautious: bool = False) -> None:
         """
         Take the plan made at this tick; it is followed once its latency has passed.
 
@@ -220,6 +222,7 @@ class ClosedRun:
         """
         self.outcome.plans += 1
         self.outcome.texts.append(text)
+        self.outcome.cautious += cautious
         busy = math.ceil(round(latency_s / DT, 6))
         self.next_plan = self.tick + max(self._period, busy, 1)
         if plan is None:

@@ -138,6 +138,8 @@ class PlanMonitor:
             'iterations': self._number('speculation', 'iterations'),
             'reused_tokens': self._number('speculation', 'reused_tokens'),
             'tokens_per_second': self._number('speculation', 'tokens_per_second'),
+            'confidence': self._number('inference_status', 'confidence')
+            if 'confidence' in self._values('inference_status') else None,
             'inputs': self.inputs(),
             'counts': {name: int(self._number(task, key))
                        for name, (task, key) in COUNTS.items() if key in self._values(task)},

@@ -62,7 +62,8 @@ def _head(state: Mapping[str, Any]) -> Iterator[str]:
     if state['t0_ns'] is None:
         yield 'no plan seen yet'
         return
-    yield f'"{state["reasoning"]}"'
+    sure = '' if state['confidence'] is None else f'   (p {state["confidence"]:.2f})'
+    yield f'"{state["reasoning"]}"{sure}'
     yield (f't0 {state["t0_ns"] / 1e9:.3f}   age {state["age_ms"]:.0f} ms   '
            f'{state["speed_mps"]:.1f} m/s   end {state["end_m"][0]:.1f} m ahead, '
            f'{state["end_m"][1]:+.1f} m left')

@@ -23,6 +23,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from rspec_planner.errors import ConfigurationError
+
 
 @dataclass(frozen=True)
 class VisionConfig:
@@ -120,6 +122,33 @@ class FlowConfig:
 
 
 @dataclass(frozen=True)
+class CautionConfig:
+    """
+    When a plan is driven more slowly because the target is unsure of its words.
+
+    The thresholds are the checkpoint's own, chosen on its validation split: a mean confidence
+    (`decode.confidence`) of the plans of the last `window_s` below `enter_below` begins it, one
+    above `leave_above` ends it.
+    """
+
+    enter_below: float
+    leave_above: float
+    window_s: float = 1.2
+    min_plans: int = 4  # in the window; a planner slower than that is never called unsure
+    deceleration: float = 1.5  # m/s^2, at least, while it lasts
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.enter_below <= self.leave_above < 1.0:
+            raise ConfigurationError(f'caution enter_below {self.enter_below:g}, leave_above '
+                                     f'{self.leave_above:g}: choose 0 < enter <= leave < 1')
+        if not (self.window_s > 0.0 and self.min_plans >= 1 and 0.0 < self.deceleration <= 8.0):
+            raise ConfigurationError(
+                f'caution window_s {self.window_s:g}, min_plans {self.min_plans}, deceleration '
+                f'{self.deceleration:g}: choose a window above 0 s, one plan at least and 0 to 8 '
+                'm/s^2')
+
+
+@dataclass(frozen=True)
 class TokenIds:
     """Ids that the code needs by name; read from config.json, never written as literals."""
 
@@ -194,6 +223,7 @@ class ProfileConfig:
     cameras: CameraConfig = field(default_factory=CameraConfig)
     prompt: PromptConfig = field(default_factory=PromptConfig)
     max_reasoning_tokens: int = 64
+    caution: CautionConfig | None = None  # None: its confidence means nothing that is known
 
     @property
     def patch_grid(self) -> tuple[int, int]:
@@ -224,8 +254,8 @@ class ProfileConfig:
         parts = {'vision': VisionConfig, 'text': TextConfig, 'expert': ExpertConfig,
                  'tokens': TokenIds, 'action_space': ActionSpaceConfig,
                  'history': HistoryConfig, 'flow': FlowConfig, 'cameras': CameraConfig,
-                 'prompt': PromptConfig}
-        return ProfileConfig(**{k: build(parts[k], v) if k in parts else v
+                 'prompt': PromptConfig, 'caution': CautionConfig}
+        return ProfileConfig(**{k: build(parts[k], v) if k in parts and v is not None else v
                                 for k, v in data.items()})
 
 

@@ -40,6 +40,7 @@ from rspec_planner.model.draft import Draft
 from rspec_planner.model.flow import start_noise
 from rspec_planner.model.target import Target
 from rspec_planner.model.unicycle import UnicycleActionSpace
+from rspec_planner.planner.caution import Arrays, Caution
 from rspec_planner.planner.checkpoints import existing_device, open_checkpoint, open_draft
 from rspec_planner.planner.device_stages import DeviceStages
 from rspec_planner.planner.drafts import EMBEDDED, EMBEDDED_NAMES
@@ -58,6 +59,7 @@ __all__ = ['Planner', 'StageMaker', 'Stages', 'medoid', 'torch_stages']
 Floats = NDArray[np.float64]
 
 _CAPACITY_BUCKET = 64
+_UNTOLD = 'none: the device-resident loop does not tell how sure the target is (engine.loop)'
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,11 @@ class _Rollout:
     speeds: Floats  # (N, 65)
     accelerations: Floats  # (N, 65)
     curvatures: Floats  # (N, 65)
+
+    def sample(self, index: int) -> Arrays:
+        """Return poses, speeds, accelerations and curvatures of one sample."""
+        return (self.poses[index], self.speeds[index], self.accelerations[index],
+                self.curvatures[index])
 
 
 class Planner:
@@ -80,14 +87,15 @@ class Planner:
                  make_stages: StageMaker = torch_stages,
                  limits: TrajectoryLimits = DEFAULT_LIMITS, loop: str = 'host',
                  guess_in: str = 'verify', widest: int = 0,
-                 fp8: Fp8Weights | None = None) -> None:
+                 fp8: Fp8Weights | None = None, caution: bool = True) -> None:
         """
         Without a draft decode autoregressively; `reuse` verifies the last text first.
 
         loop: 'host' runs what make_stages makes, anything else the device-resident frame, for
         which guess_in says where a text is verified and widest as how wide a draft's its products
         round, see `DeviceStages`. fp8: what `quantise_target` made of the target; only the
-        device-resident frame reads it.
+        device-resident frame reads it. caution: slow plans down while the target is unsure of its
+        words, where its profile says what unsure is (`ProfileConfig.caution`).
         """
         if fp8 is not None and loop == 'host':
             raise ConfigurationError("fp8 needs the device-resident frame: give loop 'while' "
@@ -102,11 +110,8 @@ class Planner:
                                  target.cfg.max_reasoning_tokens)
         self._flow_steps = _positive('flow_steps', flow_steps, target.cfg.flow.num_steps)
         samples = _positive('num_samples', num_samples, 1)
-        # a block and the expert's scratch rows follow the longest text
         longest = max_prompt_length(target.cfg, tokenizer)
-        rows = (longest + self._budget + (draft.cfg.block if draft is not None else 1)
-                + target.cfg.action_space.n_waypoints)
-        rows += -rows % _CAPACITY_BUCKET
+        rows = _cache_rows(target.cfg, longest + self._budget, draft)
         self.draft_name = (draft.cfg.name or draft.cfg.label) if draft is not None else ''
         self._stages: FrameStages
         if loop == 'host':
@@ -119,6 +124,9 @@ class Planner:
             self.executors = {**self.executors, 'loop': loop}
         self._target, self._quantised = target, fp8 is not None
         self._reuse, self._limits = reuse, limits
+        self._caution = Caution(target.cfg.caution) if caution and target.cfg.caution else None
+        if self._caution is not None and loop != 'host':
+            self.executors = {**self.executors, 'caution': _UNTOLD}
         self._last_ids: tuple[int, ...] = ()
         images = len(target.cfg.cameras.names) * target.cfg.cameras.frames
         self._cache = VisionCache(2 * images) if use_vision_cache else None
@@ -134,7 +142,7 @@ class Planner:
              dtype: torch.dtype | None = None,
              make_stages: StageMaker = torch_stages,
              limits: TrajectoryLimits = DEFAULT_LIMITS, loop: str = 'host',
-             guess_in: str = 'verify', fp8: bool = False) -> Planner:
+             guess_in: str = 'verify', fp8: bool = False, caution: bool = True) -> Planner:
         """
         Load a checkpoint folder, or an embedded one by name ('tiny').
 
@@ -155,7 +163,7 @@ class Planner:
                    flow_steps=flow_steps, max_reasoning_tokens=max_reasoning_tokens,
                    use_vision_cache=use_vision_cache, draft=routine, reuse=reuse,
                    make_stages=make_stages, limits=limits, loop=loop, guess_in=guess_in,
-                   fp8=quantise_target(target) if fp8 else None)
+                   fp8=quantise_target(target) if fp8 else None, caution=caution)
 
     @property
     def host_syncs(self) -> int | None:
@@ -173,13 +181,16 @@ class Planner:
             raise ConfigurationError('fp8: the PyTorch executors cannot read these weights; load '
                                      'the checkpoint in another precision to compare')
         return Planner(self._target, self.tokenizer, max_reasoning_tokens=self._budget,
-                       flow_steps=1, use_vision_cache=False, limits=self._limits)
+                       flow_steps=1, use_vision_cache=False, limits=self._limits,
+                       caution=False)
 
     def reset(self) -> None:
         """Drop what is cached from earlier frames."""
         self._last_ids = ()
         if self._cache is not None:
             self._cache.clear()
+        if self._caution is not None:
+            self._caution.reset()
 
     def plan(self, observation: Observation) -> Plan:
         """
@@ -199,11 +210,16 @@ class Planner:
         with timer.stage('postprocess'):
             reasoning = self._read(made.generated, made.stats)
             rollout = self._integrate(made.actions, observation)
-            best = medoid(rollout.poses)
-            verdict = self._judge(rollout, best, reasoning)
+            driven = rollout.sample(medoid(rollout.poses))
+            cautious = False
+            if self._caution is not None:
+                cautious, driven = self._caution.drive(observation.t0_ns, made.stats.confidence,
+                                                       driven)
+            verdict = self._judge(driven, reasoning)
+        poses, speeds, accelerations, curvatures = driven
         return Plan(
-            t0_ns=observation.t0_ns, poses=rollout.poses[best], speeds=rollout.speeds[best],
-            accelerations=rollout.accelerations[best], curvatures=rollout.curvatures[best],
+            t0_ns=observation.t0_ns, poses=poses, speeds=speeds, accelerations=accelerations,
+            curvatures=curvatures, cautious=cautious,
             candidates=rollout.poses, candidate_speeds=rollout.speeds,
             ego_pose_at_t0=observation.ego_pose_at_t0,
             odometry_frame=observation.odometry_frame, reasoning=reasoning,
@@ -285,7 +301,7 @@ class Planner:
         return _Rollout(poses, np.concatenate([measured, speed.numpy()], axis=1),
                         _repeat_last(applied.numpy()), _repeat_last(curvature.numpy()))
 
-    def _judge(self, rollout: _Rollout, best: int, reasoning: Reasoning) -> Verdict:
+    def _judge(self, driven: Arrays, reasoning: Reasoning) -> Verdict:
         """Return the verdict on what is about to be said and driven."""
         if not reasoning.complete:
             return Verdict(False, 'reasoning_incomplete',
@@ -295,9 +311,13 @@ class Planner:
         if len(reasoning.token_ids) < 2 or not reasoning.text:
             return Verdict(False, 'reasoning_empty', 'nothing was said before '
                            '<|traj_future_start|>; check weights and precision for NaN')
-        return check_trajectory(rollout.poses[best], rollout.speeds[best],
-                                rollout.accelerations[best], rollout.curvatures[best],
-                                self._limits)
+        return check_trajectory(*driven, self._limits)
+
+
+def _cache_rows(cfg: ProfileConfig, longest: int, draft: Draft | None) -> int:
+    """Return the cache's capacity: a block and the expert's scratch rows follow the text."""
+    rows = longest + (draft.cfg.block if draft is not None else 1) + cfg.action_space.n_waypoints
+    return rows + -rows % _CAPACITY_BUCKET
 
 
 def medoid(poses: Floats) -> int:

@@ -76,7 +76,7 @@ class Plan:
     speeds: np.ndarray  # (65,) float64, m/s, never negative
     accelerations: np.ndarray  # (65,) float64, m/s^2
     curvatures: np.ndarray  # (65,) float64, 1/m, left positive
-    candidates: np.ndarray  # (N, 65, 4) float64, all samples; poses is one of them
+    candidates: np.ndarray  # (N, 65, 4) float64, all samples; poses is one of them, or slowed
     candidate_speeds: np.ndarray  # (N, 65) float64, m/s
     ego_pose_at_t0: np.ndarray  # (4, 4) float64, odometry frame <- ego at t0
     odometry_frame: str
@@ -84,3 +84,4 @@ class Plan:
     times: StageTimes
     verdict: Verdict
     ages_ms: dict[str, float] = field(default_factory=dict)
+    cautious: bool = False  # driven slower than drawn, see planner.caution
