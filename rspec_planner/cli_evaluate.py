@@ -203,6 +203,27 @@ def evaluate_reuse(**options: Any) -> Mapping[str, Any]:
     return _ask('reuse', **options)
 
 
+@evaluate.command('caution')
+@click.option('--split', default='val', show_default=True, help='val, on-shelf or off-shelf.')
+@click.option('--clips', 'runs', type=click.IntRange(1), default=200, show_default=True)
+@click.option('--share', 'part', type=float, default=0.04, show_default=True,
+              help='Of the plans that may be slowed at most.')
+@click.option('--checkpoint', default='tiny', show_default=True)
+@click.option('--device', default='cpu', show_default=True)
+@click.option('--workers', type=click.IntRange(0), default=0, show_default=True,
+              help='Processes that step the world.')
+@click.option('--batch', type=click.IntRange(1), default=16, show_default=True,
+              help='Runs planned in one pass.')
+@click.option('--write', is_flag=True, help='Put the thresholds into the checkpoint.')
+@reports()
+def evaluate_caution(split: str, part: float, write: bool, **options: Any) -> Mapping[str, Any]:
+    """Choose below which confidence in its own words a target is driven more slowly."""
+    from rspec_planner.evaluate.caution import evaluate_caution as evaluate_it
+    from rspec_planner.evaluate.closed_loop import ClosedOptions
+    with share('caution') as show:
+        return evaluate_it(ClosedOptions(splits=(split,), **options), part, write, show)
+
+
 @evaluate.command('fp8')
 @click.option('--split', default='val', show_default=True, help='val, on-shelf or off-shelf.')
 @click.option('--clips', type=int, default=100, show_default=True)

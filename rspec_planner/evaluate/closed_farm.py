@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+import math
 import multiprocessing
 from multiprocessing.connection import Connection
 from typing import Any
@@ -50,6 +51,7 @@ class Answer:
     latency_s: float
     text: str = ''
     cautious: bool = False  # see `planner.caution`
+    confidence: float = math.nan
 
 
 State = View | Outcome
@@ -78,7 +80,7 @@ class RunHost:
         states = {}
         for number, answer in answers.items():
             self._runs[number].apply(answer.plan, answer.latency_s, answer.text,
-                                     answer.cautious)
+                                     answer.cautious, answer.confidence)
             states[number] = self._advance(number)
         return states
 

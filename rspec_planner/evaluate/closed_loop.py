@@ -108,10 +108,10 @@ class ClosedLoop:
         self._noise = torch.randn((1, cfg.action_space.n_waypoints, 2),
                                   generator=torch.Generator().manual_seed(0))[0]
 
-    def target(self, sight: str = 'camera') -> Policy:
-        """Return the target over batches."""
+    def target(self, sight: str = 'camera', caution: bool = True) -> Policy:
+        """Return the target over batches; without `caution` it drives as drawn."""
         return BatchedTarget(self._target, self._tokenizer, sight, self.options.batch,
-                             self._noise)
+                             self._noise, caution)
 
     def planner(self, draft: str | None) -> Policy:
         """Return the deployed planner with a draft, or decoding one token a forward."""
@@ -140,7 +140,8 @@ class ClosedLoop:
 
 def answer_of(made: Made, latency: Latency) -> Answer:
     """Return a plan with the time that its making took."""
-    return Answer(made.plan, latency.seconds(len(made.token_ids)), made.text, made.cautious)
+    return Answer(made.plan, latency.seconds(len(made.token_ids)), made.text, made.cautious,
+                  made.confidence)
 
 
 def key_of(spec: ClipSpec) -> str:

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+import math
 from typing import Protocol
 
 import numpy as np
@@ -67,6 +68,7 @@ class Made:
     text: str = ''
     iterations: int = 0  # of the draft, where one decoded
     cautious: bool = False  # driven slower than drawn
+    confidence: float = math.nan  # see `decode.confidence`
 
 
 class Policy(Protocol):
@@ -135,21 +137,22 @@ class DeployedPlanner:
             (plan.poses, plan.speeds, plan.accelerations, plan.curvatures))
         accepted = check_trajectory(*driven).accepted if cautious else plan.verdict.accepted
         return Made(driven if accepted else None, plan.reasoning.token_ids,
-                    plan.reasoning.text, plan.reasoning.stats.iterations, cautious)
+                    plan.reasoning.text, plan.reasoning.stats.iterations, cautious,
+                    plan.reasoning.stats.confidence)
 
 
 class BatchedTarget:
     """The target over batches of runs; `sight` as in `batched.SIGHTS`."""
 
     def __init__(self, target: Target, tokenizer: Tokenizer, sight: str, batch: int,
-                 noise: Tensor) -> None:
+                 noise: Tensor, caution: bool = True) -> None:
         """`noise` (64, 2) is that of the planner's seed."""
         self._batched, self._tokenizer = BatchedPlanner(target, tokenizer), tokenizer
         self._space = UnicycleActionSpace(target.cfg.action_space)
         self._cfg, self._device = target.cfg, target.device
         self._sight, self._batch, self._noise = sight, batch, noise.to(target.device)
         self._encoded: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
-        self._cautions = Cautions(target.cfg.caution)
+        self._cautions = Cautions(target.cfg.caution if caution else None)
         self.needs_images = sight == 'camera'
 
     def plan(self, views: Mapping[int, View]) -> dict[int, Made]:
@@ -179,11 +182,11 @@ class BatchedTarget:
         stop = self._cfg.tokens.traj_future_start
         made = {}
         for row, ((number, view), ids) in enumerate(zip(views, answers.token_ids)):
-            cautious, driven = self._cautions.drive(
-                number, view.t0_ns, float(answers.confidences[row]), plans[row])
+            sure = float(answers.confidences[row])
+            cautious, driven = self._cautions.drive(number, view.t0_ns, sure, plans[row])
             fine = ids[-1:] == (stop,) and check_trajectory(*driven).accepted
             made[number] = Made(driven if fine else None, ids, answers.texts[row],
-                                cautious=cautious)
+                                cautious=cautious, confidence=sure)
         return made
 
     @torch.no_grad()

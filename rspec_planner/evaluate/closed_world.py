@@ -107,6 +107,8 @@ class Outcome:
     first_ade_m: float = math.nan  # of the plan at t0 from the expert's future
     path: list[tuple[float, float, float, float]] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
+    ticks: list[int] = field(default_factory=list)  # of DT since t0, at which plans were made
+    confidences: list[float] = field(default_factory=list)  # of those plans
 
     @property
     def failed(self) -> bool:
@@ -213,7 +215,7 @@ class ClosedRun:
                     history.astype(np.float32), self._state.speed, self._blueprint.navigation)
 
     def apply(self, plan: tuple[np.ndarray, ...] | None, latency_s: float, text: str = '',
-              cautious: bool = False) -> None:
+              cautious: bool = False, confidence: float = math.nan) -> None:
         """
         Take the plan made at this tick; it is followed once its latency has passed.
 
@@ -223,6 +225,8 @@ class ClosedRun:
         self.outcome.plans += 1
         self.outcome.texts.append(text)
         self.outcome.cautious += cautious
+        self.outcome.ticks.append(self.tick)
+        self.outcome.confidences.append(confidence)
         busy = math.ceil(round(latency_s / DT, 6))
         self.next_plan = self.tick + max(self._period, busy, 1)
         if plan is None:

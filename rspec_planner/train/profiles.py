@@ -54,8 +54,14 @@ def new_target(*, smoke: bool = False, seed: int = 0) -> tuple[Target, Tokenizer
 
 
 def start_from(checkpoint: Path) -> tuple[Target, Tokenizer]:
-    """Return the target of a checkpoint folder, to be trained on, and its tokenizer."""
-    return load_target(checkpoint).train(), load_tokenizer(checkpoint)
+    """
+    Return the target of a checkpoint folder, to be trained on, and its tokenizer.
+
+    Its caution was chosen for the old weights and is gone: `rspec eval caution` chooses anew.
+    """
+    target = load_target(checkpoint).train()
+    target.cfg = replace(target.cfg, caution=None)
+    return target, load_tokenizer(checkpoint)
 
 
 def with_noise_scale(target: Target, scale: float) -> Target:

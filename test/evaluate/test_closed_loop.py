@@ -30,7 +30,7 @@ from rspec_planner.evaluate.closed_loop import (
     key_of,
     RunStore,
 )
-from rspec_planner.evaluate.closed_policies import ConstantVelocity
+from rspec_planner.evaluate.closed_policies import Cautions, ConstantVelocity
 from rspec_planner.evaluate.closed_report import split_table
 from rspec_planner.evaluate.closed_results import closed_section
 from rspec_planner.evaluate.closed_sheets import contact_sheet
@@ -42,6 +42,7 @@ from rspec_planner.evaluate.tracking import (
     VehicleState,
     WorldPlan,
 )
+from rspec_planner.model.config import CautionConfig
 from rspec_planner.world.clip import ClipSpec
 from rspec_planner.world.generate import simulate_pair
 
@@ -178,17 +179,24 @@ def loop():
         yield ClosedLoop(options, farm)
 
 
-def test_the_batch_plans_what_the_deployed_planner_plans(loop):
-    """Over two views of two runs, the second one with features that are kept from the first."""
+NEVER_SURE = CautionConfig(1 - 2e-9, 1 - 1e-9, window_s=0.3, min_plans=2)
+
+
+@pytest.mark.parametrize('caution', [None, NEVER_SURE])
+def test_the_batch_plans_what_the_deployed_planner_plans(loop, caution):
+    """Over three views of two runs, the later ones with features that are kept."""
     batched, planner = loop.target(), loop.planner('default')
+    batched._cautions, planner._cautions = Cautions(caution), Cautions(caution)
     runs = {number: ClosedRun(spec, *loop.size, period=2) for number, spec in
             enumerate((SPECS[0], SPECS[4]))}  # the second one has navigation text
-    for _ in range(2):
+    for turn in range(3):
         views = {number: run.view() for number, run in runs.items()}
         ours, theirs = batched.plan(views), planner.plan(views)
         for number, run in runs.items():
             assert ours[number].token_ids == theirs[number].token_ids
             assert ours[number].text and theirs[number].iterations >= 1
+            assert ours[number].cautious == theirs[number].cautious
+            assert ours[number].cautious == (caution is not None and turn == 2)
             for mine, other in zip(ours[number].plan, theirs[number].plan):
                 assert np.abs(mine - other).max() < 0.02
             run.apply(theirs[number].plan, 0.1)
