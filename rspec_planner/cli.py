@@ -114,15 +114,15 @@ def doctor(checkpoint: str, device: str, hashes: bool,
 
     With --checkpoint: will this folder run here, from names and headers alone.
     """
+    if free_shared_memory:
+        from rspec_planner.shared_memory import dead_segments, free_segments
+        dead = dead_segments()
+        freed = free_segments(dead)
+        click.echo(f'{freed // 1024**2} MiB of {len(dead)} dead segments removed', err=True)
     if checkpoint:
         from rspec_planner.doctor_checkpoint import examine_checkpoint
         return examine_checkpoint(checkpoint, device, hashes)
     from rspec_planner.doctor import examine
-    from rspec_planner.shared_memory import dead_segments, free_segments
-    if free_shared_memory:
-        dead = dead_segments()
-        freed = free_segments(dead)
-        click.echo(f'{freed // 1024**2} MiB of {len(dead)} dead segments removed', err=True)
     return examine()
 
 

@@ -52,8 +52,9 @@ def evaluate() -> None:
               help='Closed loop: drafts compared with greedy decoding. Default: all embedded.')
 @click.option('--iso-runs', type=click.IntRange(0), default=8, show_default=True,
               help='Closed loop: runs of each split per draft in that comparison.')
-@click.option('--iso-hz', type=float, default=2.0, show_default=True,
-              help='Closed loop: plans a second in that comparison.')
+@click.option('--iso-hz', type=click.FloatRange(0.1, 10.0), default=None,
+              help='Closed loop: plans a second in that comparison. Default: 2, or 3.3 for a '
+              'checkpoint that knows caution.')
 @click.option('--batch', type=click.IntRange(1), default=16, show_default=True,
               help='Closed loop: runs planned in one pass.')
 @click.option('--out', type=click.Path(path_type=Path),

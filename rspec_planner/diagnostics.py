@@ -244,7 +244,8 @@ def _inference(facts: PlanFacts) -> tuple[bytes, str]:
         message += '; the previous plan was published again with its old stamp'
     if last.stopped:
         message += '; a controlled stop was published on ~/output/stop_trajectory'
-    if level == OK and facts.silence_s is not None and facts.silence_s > LATE_S:
+    if last.outcome is Outcome.PUBLISHED and facts.silence_s is not None \
+            and facts.silence_s > LATE_S:
         return WARN, f'no plan for {facts.silence_s:.1f} s; see the inputs task'
     return level, message
 

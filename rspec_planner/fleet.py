@@ -77,11 +77,12 @@ def fleet_jobs(bags: Sequence[Path], folder: Path, options: OfflineOptions) -> l
 
 def fleet_settings(options: OfflineOptions) -> dict[str, Any]:
     """Return what decides the plans of a bag: parameters, topics, weights, this package."""
-    from rspec_planner.planner.staging import source_digests
+    from rspec_planner.planner.staging import config_digest, source_digests
     parameters = read_parameters(options)
     topics = read_yaml(options.topics, 'topic mapping') if options.topics is not None else None
     return {'parameters': json.loads(json.dumps(asdict(parameters), default=str)),
             'topics': topics, 'version': rspec_planner.__version__,
+            'config': config_digest(parameters.model.checkpoint),
             'weights': source_digests(
                 parameters.model.checkpoint,
                 parameters.speculation.draft if parameters.speculation.enabled else 'none')}

@@ -30,6 +30,7 @@ import fcntl
 import os
 from pathlib import Path
 import re
+import stat
 import time
 
 SHARED_MEMORY = Path('/dev/shm')
@@ -54,7 +55,8 @@ class DeadSegment:
 @contextlib.contextmanager
 def _held(lock: Path) -> Iterator[bool]:
     """Try to take a lock file; tell whether nobody else has it, and hold it meanwhile."""
-    handle = os.open(lock, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    # whoever may write there may have put a pipe in that place
+    handle = os.open(lock, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -66,7 +68,15 @@ def _held(lock: Path) -> Iterator[bool]:
         os.close(handle)
 
 
+def _is_ours(path: Path) -> bool:
+    """Tell whether a path is a file that this user may remove."""
+    found = path.lstat()
+    return stat.S_ISREG(found.st_mode) and os.geteuid() in (0, found.st_uid)
+
+
 def _is_dead(segment: DeadSegment) -> bool:
+    if not (_is_ours(segment.path) and _is_ours(segment.lock)):
+        return False
     if time.time() - segment.lock.stat().st_mtime < _SETTLED_S:
         return False
     with _held(segment.lock) as free:

@@ -13,6 +13,7 @@
 # limitations under the License.
 """A target's confidence in its words is the same however they were decoded; caution acts on it."""
 
+from dataclasses import replace
 import math
 
 from hypothesis import given, settings
@@ -25,7 +26,7 @@ from rspec_planner.decode.confidence import log_probability
 from rspec_planner.errors import ConfigurationError
 from rspec_planner.model.config import CautionConfig, ProfileConfig
 from rspec_planner.planner.caution import Caution, slowed
-from rspec_planner.planner.trajectory import check_trajectory
+from rspec_planner.planner.trajectory import check_trajectory, DEFAULT_LIMITS
 
 CONFIG = CautionConfig(enter_below=0.8, leave_above=0.9, window_s=1.0, min_plans=3)
 STEP = 200_000_000
@@ -91,22 +92,31 @@ def test_an_unknown_confidence_counts_for_nothing():
     assert caution.note(8 * STEP, math.nan)
 
 
-def arc(speed, acceleration, curvature):
-    """Return a plan (65 points) on a circle."""
+def arc(speed, acceleration, curvature, error=0.0):
+    """
+    Return a plan (65 points) on a circle, as a planner rolls it out.
+
+    Its first speed is the measured one, which differs by `error` from what the history implies.
+    """
     times = 0.1 * np.arange(65)
     speeds = np.maximum(0.0, speed + acceleration * times)
     along = np.concatenate([[0.0], np.cumsum(0.05 * (speeds[1:] + speeds[:-1]))])
     yaw = curvature * along
     k = curvature if abs(curvature) > 1e-9 else 1e-9
     poses = np.stack([np.sin(k * along) / k, (1 - np.cos(k * along)) / k, 0 * along, yaw], 1)
-    return poses, speeds, np.full(65, curvature)
+    applied = np.diff(speeds) / 0.1
+    measured = np.concatenate([[max(0.0, speeds[0] + error)], speeds[1:]])
+    return poses, measured, np.append(applied, applied[-1]), np.full(65, curvature)
 
 
-@given(st.floats(0.0, 20.0), st.floats(-6.0, 2.0), st.floats(-0.05, 0.05), st.floats(0.5, 4.0))
+@given(st.floats(0.0, 20.0), st.floats(-6.0, 2.0), st.floats(-0.05, 0.05), st.floats(0.5, 4.0),
+       st.floats(-1.5, 1.5))
 @settings(max_examples=300, deadline=None)
-def test_a_slowed_plan_is_the_same_path_and_a_plan_still(speed, acceleration, curvature, brake):
-    poses, speeds, curvatures = arc(speed, acceleration, curvature)
-    made, slower, accelerations, bent = slowed(poses, speeds, curvatures, brake)
+def test_a_slowed_plan_is_the_same_path_and_a_plan_still(speed, acceleration, curvature, brake,
+                                                         error):
+    drawn = arc(speed, acceleration, curvature, error)
+    poses, speeds, _, _ = drawn
+    made, slower, accelerations, bent = slowed(drawn, brake)
     assert (slower <= speeds).all()
     assert (slower <= np.maximum(0.0, speeds[0] - brake * 0.1 * np.arange(65)) + 1e-12).all()
     assert made.shape == poses.shape and np.isfinite(made).all() and np.isfinite(bent).all()
@@ -117,24 +127,39 @@ def test_a_slowed_plan_is_the_same_path_and_a_plan_still(speed, acceleration, cu
         radius = np.linalg.norm(made[:, :2] - centre, axis=1)
         assert np.abs(radius - 1.0 / abs(curvature)).max() < sagitta + 1e-6
     steps = np.hypot(*np.diff(made[:, :2], axis=0).T)
-    assert np.abs(steps / 0.1 - 0.5 * (slower[1:] + slower[:-1])).max() < 0.05
-    assert accelerations[-1] == 0.0
-    if check_trajectory(poses, speeds, np.append(np.diff(speeds) / 0.1, 0.0), curvatures).accepted:
-        assert check_trajectory(made, slower, accelerations, bent).accepted
+    assert np.abs(steps / 0.1 - 0.5 * (slower[1:] + slower[:-1]))[1:].max() < 0.05
+    assert (accelerations >= np.minimum(drawn[2], -brake)).all()
+    # the guard may allow no more than what the caution brakes with
+    limits = replace(DEFAULT_LIMITS, acceleration_mps2=(-brake, 9.8))
+    for allowed in (DEFAULT_LIMITS, limits):
+        if check_trajectory(*drawn, allowed).accepted:
+            assert check_trajectory(made, slower, accelerations, bent, allowed).accepted
+
+
+def test_a_measured_speed_beside_that_of_the_history_is_no_braking():
+    drawn = arc(9.0, 0.0, 0.0, error=1.0)
+    assert check_trajectory(*drawn).accepted
+    made = slowed(drawn, 1.5)
+    assert check_trajectory(*made).accepted
+    assert made[2].min() == -1.5
 
 
 def test_a_plan_that_brakes_harder_stays_as_it_was():
-    poses, speeds, curvatures = arc(8.0, -3.0, 0.02)
-    made, slower, _, bent = slowed(poses, speeds, curvatures, 1.5)
-    np.testing.assert_allclose(made, poses, atol=1e-12)
-    np.testing.assert_array_equal(slower, speeds)
-    np.testing.assert_allclose(bent, curvatures)
+    drawn = arc(8.0, -3.0, 0.02)
+    for before, after in zip(drawn, slowed(drawn, 1.5)):
+        np.testing.assert_allclose(after, before, atol=1e-12)
 
 
 def test_who_stands_keeps_standing():
-    poses, speeds, curvatures = arc(0.0, 1.0, 0.01)
-    made, slower, _, _ = slowed(poses, speeds, curvatures, 1.5)
-    assert not slower.any() and not made.any()
+    made, slower, accelerations, _ = slowed(arc(0.0, 1.0, 0.01), 1.5)
+    assert not slower.any() and not made.any() and not accelerations.any()
+
+
+def test_it_never_brakes_harder_than_the_guard_allows():
+    caution = Caution(CONFIG, hardest=0.7)
+    told(caution, [0.1] * 6)
+    _, driven = caution.drive(6 * STEP, 0.1, arc(8.0, 1.0, 0.0))
+    assert driven[2].min() == -0.7
 
 
 @pytest.mark.parametrize('wrong', [
@@ -147,8 +172,6 @@ def test_a_wrong_configuration_is_refused(wrong):
 
 @pytest.mark.parametrize('caution', [None, CONFIG])
 def test_a_profile_keeps_it(caution):
-    from dataclasses import replace
-
     from node_rig import fake_profile
     profile = replace(fake_profile(), caution=caution)
     assert ProfileConfig.from_dict(profile.to_dict()) == profile
@@ -164,8 +187,6 @@ def planner_of(profile, **options):
 @pytest.fixture(scope='module')
 def unsure():
     """A profile whose random target is never sure enough; its plans are complete."""
-    from dataclasses import replace
-
     from test_pipeline import stopping_profile
     return replace(stopping_profile()[0], caution=CautionConfig(
         enter_below=0.998, leave_above=0.999, window_s=0.5, min_plans=3))
@@ -195,4 +216,3 @@ def test_a_checkpoint_that_does_not_say_what_unsure_is_drives_as_drawn():
     from test_pipeline import observe, stopping_profile
     planner = planner_of(stopping_profile()[0])
     assert not any(planner.plan(observe(step)).cautious for step in range(0, 20, 2))
-

@@ -365,6 +365,12 @@ def test_a_plan_driven_slower_than_drawn_is_told_and_counted(plan):
     assert 'unsure of its words (planning.caution), confidence 0.31' in status.message
 
 
+def test_silence_behind_a_plan_driven_slower_is_told(plan):
+    last = CycleResult(NOW, Outcome.PUBLISHED, plan=unsure(plan, 0.31, True))
+    status = inference_status(PlanFacts(CycleStatistics(), last, silence_s=4.0))
+    assert (status.level, 'no plan for 4.0 s' in status.message) == (WARN, True)
+
+
 def test_a_refused_plan_was_not_driven_slower(plan):
     statistics = CycleStatistics()
     last = CycleResult(NOW, Outcome.REJECTED, 'start_jump', plan=unsure(plan, 0.31, True))

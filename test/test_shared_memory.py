@@ -69,6 +69,19 @@ def test_a_lock_that_is_a_link_is_not_followed(tmp_path):
     assert dead_segments(tmp_path) == ()
 
 
+def test_a_pipe_in_the_place_of_a_lock_holds_nobody_up(tmp_path):
+    path = segment(tmp_path, 'fastdds_0123456789abcdef', lock=False)
+    os.mkfifo(f'{path}_el')
+    os.utime(f'{path}_el', (0, 0))
+    assert dead_segments(tmp_path) == ()
+
+
+def test_what_another_user_left_is_not_ours_to_free(tmp_path, monkeypatch):
+    segment(tmp_path, 'fastdds_0123456789abcdef')
+    monkeypatch.setattr(os, 'geteuid', lambda: os.getuid() + 1)
+    assert dead_segments(tmp_path) == ()
+
+
 def test_freeing_takes_segment_and_lock_and_tells_bytes(tmp_path):
     segment(tmp_path, 'fastdds_0123456789abcdef', 5000)
     gone = segment(tmp_path, 'fastdds_0123456789abcdee', 7000)

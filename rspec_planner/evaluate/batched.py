@@ -141,7 +141,7 @@ class BatchedPlanner:
             if closing:
                 chosen = torch.full_like(chosen, tokens.traj_future_start)
             else:
-                sure += open_rows * (logits.amax(-1) - logits.logsumexp(-1))
+                sure += torch.where(open_rows, logits.amax(-1) - logits.logsumexp(-1), 0.0)
             chosen = torch.where(open_rows, chosen, tokens.pad)
             for row, (token, alive) in enumerate(zip(chosen.tolist(), open_rows.tolist())):
                 if alive and not closing:

@@ -47,6 +47,7 @@ from rspec_planner.world.simulation import DT
 #: how far above the one that begins a caution the threshold is that ends it
 GAP = 0.07
 _GRID = np.arange(0.98, 0.0, -0.01)
+_ALWAYS = CautionConfig(1 - 2e-12, 1 - 1e-12)  # slows every plan that it can judge
 
 
 def slowed_plans(outcome: Outcome, config: CautionConfig) -> int:
@@ -63,6 +64,9 @@ def slowed_share(outcomes: Sequence[Outcome], config: CautionConfig) -> float:
 
 def calibrated(outcomes: Sequence[Outcome], share: float) -> CautionConfig:
     """Return the caution that slows at most `share` of the plans; ConfigurationError if none."""
+    if not slowed_share(outcomes, _ALWAYS):
+        raise ConfigurationError('no plan could be judged: too few of them in '
+                                 f'{_ALWAYS.window_s:g} s; plan more often')
     for enter in _GRID:
         config = CautionConfig(round(float(enter), 2), round(float(min(enter + GAP, 0.99)), 2))
         if slowed_share(outcomes, config) <= share:

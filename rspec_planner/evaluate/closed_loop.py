@@ -69,7 +69,7 @@ class ClosedOptions:
     latencies: tuple[Latency, ...] = MEASURED
     drafts: tuple[str, ...] = ()
     iso_runs: int = 8  # of each split, per draft
-    iso_hz: float = 2.0
+    iso_hz: float | None = None  # 2, or enough for caution where the checkpoint has it
     checkpoint: str = 'tiny'
     device: str = 'cpu'
     workers: int | None = None
@@ -107,6 +107,18 @@ class ClosedLoop:
         self.size = (cfg.cameras.width, cfg.cameras.height)
         self._noise = torch.randn((1, cfg.action_space.n_waypoints, 2),
                                   generator=torch.Generator().manual_seed(0))[0]
+
+    @property
+    def iso_period(self) -> int:
+        """Return the ticks between two plans of the comparison of drafts."""
+        usual = 3.3 if self._target.cfg.caution is not None else 2.0
+        return max(1, round(10.0 / (self.options.iso_hz or usual)))
+
+    @property
+    def caution(self) -> dict[str, Any]:
+        """Return {'caution': its thresholds}, or nothing for a checkpoint without."""
+        found = self._target.cfg.caution
+        return {} if found is None else {'caution': asdict(found)}
 
     def target(self, sight: str = 'camera', caution: bool = True) -> Policy:
         """Return the target over batches; without `caution` it drives as drawn."""
@@ -230,7 +242,7 @@ def _ways(loop: ClosedLoop) -> Iterator[tuple[str, Policy | None, Stepping, Late
     for latency in options.latencies:
         yield latency.name, target, loop.stepping(True, options.period), latency
     first = options.latencies[0]
-    yield 'blind', loop.target('black'), loop.stepping(False, options.period), first
+    yield 'blind', loop.target('black', caution=False), loop.stepping(False, options.period), first
     yield 'constant_velocity', ConstantVelocity(), loop.stepping(False, options.period), \
         Latency('fixed', first.fixed_ms)
     yield 'expert', None, loop.stepping(False, 1, expert=True), INSTANT
@@ -243,7 +255,7 @@ def _split(loop: ClosedLoop, split: str, progress: Progress | None) -> dict[str,
     for name, policy, how, latency in _ways(loop):
         store = RunStore(options.folder, f'{split}.{name}', {
             'way': name, 'checkpoint': options.checkpoint, 'period': how.period,
-            'revision': loop.manifest.get('revision', ''), **latency.to_dict()})
+            'revision': loop.manifest.get('revision', ''), **loop.caution, **latency.to_dict()})
         waiting = [spec for spec in specs if key_of(spec) not in store.found]
         for outcome in loop.drive(waiting, policy, how, latency):
             store.add(outcome)
@@ -262,14 +274,14 @@ def _iso(loop: ClosedLoop, progress: Progress | None) -> dict[str, Any]:
     options = loop.options
     specs = [spec for split in options.splits
              for spec in spread(closed_specs(split, options.runs), options.iso_runs)]
-    how = loop.stepping(True, max(1, round(10.0 / options.iso_hz)))
+    how = loop.stepping(True, loop.iso_period)
     latency = Latency('fixed', options.latencies[0].fixed_ms)
     names = options.drafts or embedded_drafts()
     driven: dict[str, dict[str, Outcome]] = {}
     for turn, name in enumerate(('greedy', *names)):
         store = RunStore(options.folder, f'iso.{Path(name).name}', {
             'draft': name, 'checkpoint': options.checkpoint, 'period': how.period,
-            'revision': loop.manifest.get('revision', ''), **latency.to_dict()})
+            'revision': loop.manifest.get('revision', ''), **loop.caution, **latency.to_dict()})
         waiting = [spec for spec in specs if key_of(spec) not in store.found]
         policy = loop.planner(None if name == 'greedy' else name) if waiting else None
         for outcome in loop.drive(waiting, policy, how, latency):
@@ -300,4 +312,4 @@ def compared(greedy: dict[str, Outcome], drafted: dict[str, Outcome]) -> dict[st
 
 _EVENTS = [field.name for field in fields(Outcome)
            if field.name in ('collision', 'at_fault', 'off_road', 'red_light', 'stop_line',
-                             'rejected', 'plans', 'cautious', 'comfortable')]
+                             'rejected', 'plans', 'comfortable')]

@@ -135,7 +135,9 @@ class DeployedPlanner:
         cautious, driven = self._cautions.drive(
             number, view.t0_ns, plan.reasoning.stats.confidence,
             (plan.poses, plan.speeds, plan.accelerations, plan.curvatures))
-        accepted = check_trajectory(*driven).accepted if cautious else plan.verdict.accepted
+        spoken = not plan.verdict.reason.startswith('reasoning_')
+        accepted = check_trajectory(*driven).accepted if cautious and spoken \
+            else plan.verdict.accepted
         return Made(driven if accepted else None, plan.reasoning.token_ids,
                     plan.reasoning.text, plan.reasoning.stats.iterations, cautious,
                     plan.reasoning.stats.confidence)

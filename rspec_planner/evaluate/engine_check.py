@@ -165,7 +165,7 @@ def check_loop(stages: StageSet, make: Maker, source: Source, tokenizer: TextTok
     """
     def planner(**more: Any) -> Planner:
         return Planner(source.target, tokenizer, draft=source.draft, use_vision_cache=False,
-                       num_samples=stages.shapes.samples, **more)
+                       caution=False, num_samples=stages.shapes.samples, **more)
 
     plain = planner()
     graphs = planner(make_stages=graph_stages(stages, make))

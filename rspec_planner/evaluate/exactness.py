@@ -151,8 +151,8 @@ def deployed_report(checkpoint: str | Path, draft: str, device: str, drives: int
 
     Text and path of every frame are compared; each drive starts without an earlier text.
     """
-    spoken = Planner.load(checkpoint, device=device, draft=draft, reuse=True)
-    plain = Planner.load(checkpoint, device=device)
+    spoken = Planner.load(checkpoint, device=device, draft=draft, reuse=True, caution=False)
+    plain = Planner.load(checkpoint, device=device, caution=False)
     pair, cameras = DeployedPair(spoken.plan, plain.plan), plain.profile.cameras
     for number in range(drives):
         spoken.reset()

@@ -180,7 +180,8 @@ def compare_live(options: ClosedOptions, runs: int,
     specs = [spec for split in options.splits
              for spec in spread(closed_specs(split, options.runs), runs)]
     with RunFarm(0) as farm:
-        return drive_live(ClosedLoop(options, farm), specs, max(1, round(10.0 / options.iso_hz)),
+        loop = ClosedLoop(options, farm)
+        return drive_live(loop, specs, loop.iso_period,
                           Latency('fixed', options.latencies[0].fixed_ms), progress=progress)
 
 

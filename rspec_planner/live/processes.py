@@ -212,5 +212,5 @@ class Processes:
     def stop_all(self, timeout_s: float = 10.0) -> None:
         """Interrupt all children, the newest first, and kill those that stay."""
         codes = [self.stop(child, timeout_s) for child in reversed(self.children)]
-        if -signal.SIGKILL in codes:  # who is killed leaves its shared memory behind
+        if min(codes, default=0) < 0:  # who ends by a signal leaves its shared memory behind
             free_segments(dead_segments())

@@ -39,8 +39,10 @@ DT = 0.1  # s between two points of a plan
 class Caution:
     """Whether the plans of the last second were unsure; one frame after the other."""
 
-    def __init__(self, config: CautionConfig) -> None:
+    def __init__(self, config: CautionConfig, hardest: float = math.inf) -> None:
+        """`hardest` is the strongest deceleration that the guard lets through, m/s^2."""
         self.config = config
+        self._deceleration = min(config.deceleration, hardest)
         self._plans: deque[tuple[int, float]] = deque()  # t0 in ns and confidence
         self._since_ns = 0
         self._active = False
@@ -73,7 +75,6 @@ class Caution:
             self._active = mean < limit
         return self._active
 
-
     def drive(self, t0_ns: int, confidence: float, drawn: Arrays) -> tuple[bool, Arrays]:
         """
         Return whether the plan at t0 is cautious, and what of it is driven.
@@ -82,18 +83,18 @@ class Caution:
         """
         if not self.note(t0_ns, confidence):
             return False, drawn
-        poses, speeds, _, curvatures = drawn
-        return True, slowed(poses, speeds, curvatures, self.config.deceleration)
+        return True, slowed(drawn, self._deceleration)
 
 
-def slowed(poses: Floats, speeds: Floats, curvatures: Floats, deceleration: float
-           ) -> Arrays:
+def slowed(drawn: Arrays, deceleration: float) -> Arrays:
     """
-    Return poses (n, 4), speeds, accelerations and curvatures (n,) of the same path, driven slower.
+    Return a plan of n points on the same path, driven slower.
 
     The speed at i * 0.1 s is at most v(0) - i * 0.1 s * deceleration, and never above the given
-    one; where it is 0 the plan stands still.
+    one; where it is 0 the plan stands still. Where the speed stays, so does the acceleration:
+    that of the first point is of the speed that the history implies, not of the measured one.
     """
+    poses, speeds, accelerations, curvatures = drawn
     since = DT * np.arange(len(speeds))
     slower = np.minimum(speeds, np.maximum(0.0, speeds[0] - deceleration * since))
     steps = np.hypot(*np.diff(poses[:, :2], axis=0).T)
@@ -106,5 +107,8 @@ def slowed(poses: Floats, speeds: Floats, curvatures: Floats, deceleration: floa
     moving = np.concatenate([[True], steps > 0.0])  # a point reached twice has one station
     columns = [np.interp(reached, along[moving], column[moving])
                for column in (*poses.T, curvatures)]
-    accelerations = np.append(np.diff(slower) / DT, 0.0)
-    return np.stack(columns[:4], axis=1), slower, accelerations, columns[4]
+    applied = np.append(np.maximum(np.diff(slower) / DT, -deceleration), 0.0)
+    lost = slower < speeds
+    changed = np.append(lost[1:], lost[-1])  # what an interval ends with is what its action makes
+    return (np.stack(columns[:4], axis=1), slower, np.where(changed, applied, accelerations),
+            columns[4])

@@ -124,7 +124,8 @@ class Planner:
             self.executors = {**self.executors, 'loop': loop}
         self._target, self._quantised = target, fp8 is not None
         self._reuse, self._limits = reuse, limits
-        self._caution = Caution(target.cfg.caution) if caution and target.cfg.caution else None
+        self._caution = Caution(target.cfg.caution, -limits.acceleration_mps2[0]) \
+            if caution and target.cfg.caution else None
         if self._caution is not None and loop != 'host':
             self.executors = {**self.executors, 'caution': _UNTOLD}
         self._last_ids: tuple[int, ...] = ()

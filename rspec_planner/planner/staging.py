@@ -22,6 +22,7 @@ of every stack; with random weights it is small enough to compute on a CPU at tr
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+import hashlib
 from pathlib import Path
 import re
 
@@ -159,6 +160,14 @@ def source_digests(checkpoint: str, draft: str = 'default') -> dict[str, str]:
     if chosen is not None:
         digests['draft'] = target_digest(chosen)
     return digests
+
+
+def config_digest(checkpoint: str) -> str:
+    """Return the sha256 of a checkpoint's config.json, '' where there is none."""
+    if known_profile(checkpoint) is not None:
+        return ''
+    path = checkpoint_folder(checkpoint) / 'config.json'
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ''
 
 
 def _chosen_draft(draft: str, folder: Path) -> Path | None:

@@ -65,6 +65,12 @@ def test_a_target_that_is_never_sure_is_refused():
         calibrated([run_of([0.0] * 30)], 0.5)
 
 
+def test_plans_too_far_apart_choose_nothing():
+    run = Outcome(SPEC, ticks=list(range(0, 64, 5)), confidences=[0.01] * 13)
+    with pytest.raises(ConfigurationError, match='could be judged: too few'):
+        calibrated([run], 0.04)
+
+
 @pytest.mark.parametrize('share', [0.0, 1.0])
 def test_a_share_that_is_none_is_refused(share):
     with pytest.raises(ConfigurationError, match='--share'):
@@ -76,10 +82,11 @@ def test_a_checkpoint_is_driven_and_gets_its_thresholds(tmp_path):
     shutil.copytree(EMBEDDED / 'tiny', folder)
     told = []
     report = evaluate_caution(
-        ClosedOptions(splits=('val',), runs=1, plan_hz=0.5, checkpoint=str(folder)), 0.5, True,
+        ClosedOptions(splits=('val',), runs=1, plan_hz=3.3, checkpoint=str(folder)), 0.5, True,
         lambda done, of: told.append((done, of)))
     assert (report['runs'], told) == (1, [(1, 1)])
-    assert report['plans'] == 4  # at 0, 2, 4 and 6 s of 6.4
+    assert report['plans'] == 22  # every 0.3 s of 6.4
+    assert report['slowed_share'] <= 0.5
     assert 0.0 < report['confidence']['p1'] <= report['confidence']['p50'] <= 1.0
     chosen = CautionConfig(**report['caution'])
     assert load_target(folder).cfg.caution == chosen  # hashes are checked

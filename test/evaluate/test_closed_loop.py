@@ -17,10 +17,12 @@ from dataclasses import replace
 import json
 import math
 
+from node_rig import fake_plan, fake_profile
 import numpy as np
 import pytest
 
 from rspec_planner.errors import ConfigurationError
+from rspec_planner.evaluate import closed_policies
 from rspec_planner.evaluate.closed_farm import Answer, RunFarm, Stepping
 from rspec_planner.evaluate.closed_latency import Latency, MEASURED, parse_latency
 from rspec_planner.evaluate.closed_loop import (
@@ -43,6 +45,7 @@ from rspec_planner.evaluate.tracking import (
     WorldPlan,
 )
 from rspec_planner.model.config import CautionConfig
+from rspec_planner.planner.plan import Verdict
 from rspec_planner.world.clip import ClipSpec
 from rspec_planner.world.generate import simulate_pair
 
@@ -203,6 +206,32 @@ def test_the_batch_plans_what_the_deployed_planner_plans(loop, caution):
             while not run.wants_plan:
                 run.step()
     assert len(batched._encoded) <= 8
+
+
+def test_a_caution_speeds_the_comparison_up_and_is_part_of_what_is_kept(loop, monkeypatch):
+    assert (loop.caution, loop.iso_period) == ({}, 5)
+    monkeypatch.setattr(loop._target, 'cfg', replace(loop._target.cfg, caution=NEVER_SURE))
+    assert loop.caution['caution']['window_s'] == 0.3
+    assert loop.iso_period == 3  # more than three plans in the usual window
+
+
+@pytest.mark.parametrize('reason', ['reasoning_incomplete', 'reasoning_empty'])
+def test_what_was_not_said_is_not_driven_slowly_either(monkeypatch, reason):
+    class Mute:
+        profile = replace(fake_profile(), caution=NEVER_SURE)
+
+        def plan(self, observation):
+            return replace(fake_plan(observation), verdict=Verdict(False, reason))
+
+    monkeypatch.setattr(closed_policies.Planner, 'load', lambda *given, **options: Mute())
+    planner = closed_policies.DeployedPlanner('tiny', 'cpu', None)
+    run = ClosedRun(SPECS[0], WIDTH, HEIGHT, period=2)
+    for _ in range(3):
+        made = planner.plan({0: run.view()})[0]
+        run.apply(None, 0.1)
+        while not run.wants_plan:
+            run.step()
+    assert made.cautious and made.plan is None
 
 
 def test_the_blind_target_gets_no_images(loop):
