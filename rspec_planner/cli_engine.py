@@ -112,12 +112,8 @@ def check(checkpoint: str, draft: str, precision: str, clips: int, frames: int,
     """Run the graphs on ONNX Runtime beside PyTorch: every stage, then the whole loop."""
     from rspec_planner.engine.stages import read_stages
     from rspec_planner.evaluate.engine_check import Amount, check_folder
-    from rspec_planner.planner.staging import (
-        check_drawable,
-        checkpoint_folder,
-        known_profile,
-        read_source,
-    )
+    from rspec_planner.planner.drafts import checkpoint_folder
+    from rspec_planner.planner.staging import check_drawable, known_profile, read_source
     check_drawable(checkpoint, precision, draft)  # before minutes of exporting
     graphs = folder or default_folder(Path(checkpoint).name, precision)
     if folder is None:
@@ -283,7 +279,8 @@ def selftest_engines(folder: Path, checkpoint: str, draft: str, flavour: str, de
     from rspec_planner.engine.tensorrt_runtime import find_gpu
     from rspec_planner.evaluate.engine_check import Amount
     from rspec_planner.evaluate.engine_selftest import cuda_device, moved, selftest
-    from rspec_planner.planner.staging import checkpoint_folder, read_source
+    from rspec_planner.planner.drafts import checkpoint_folder
+    from rspec_planner.planner.staging import read_source
     library, gpu = load_library(flavour), find_gpu(device)
     stages = read_stages(folder / ONNX_FOLDER)
     source = moved(read_source(checkpoint, stages.precision, draft, stages.shapes.samples,

@@ -16,14 +16,14 @@ Find and free the shared memory that killed Fast DDS processes left behind.
 
 A participant names its segment `fastdds_<16 hex digits>` and holds an exclusive `flock` on
 `<name>_el` beside it for as long as it lives (Fast DDS 3, RobustExclusiveLock). A killed process
-loses the lock and leaves both files: 134 MiB each with the profile for cameras. Some twenty of
-them fill a small /dev/shm, and the next participants fall back to UDP without a word and lose
-images. Ports (`fastdds_port<N>`) are small, and Fast DDS takes over those of the dead itself.
+loses the lock and leaves both files: 134 MiB each with the profile for cameras. Where they fill
+/dev/shm, the next participants write `Unable to Register SHM Transport` to stderr, go on over UDP
+and lose images. Ports (`fastdds_port<N>`) are small, and Fast DDS takes over those of the dead.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 import contextlib
 from dataclasses import dataclass
 import fcntl
@@ -52,20 +52,17 @@ class DeadSegment:
         return self.path.with_name(self.path.name + '_el')
 
 
-@contextlib.contextmanager
-def _held(lock: Path) -> Iterator[bool]:
-    """Try to take a lock file; tell whether nobody else has it, and hold it meanwhile."""
+def _is_free(lock: Path) -> bool:
+    """Tell whether nobody holds a lock file."""
     # whoever may write there may have put a pipe in that place
     handle = os.open(lock, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-        else:
-            yield True
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
     finally:
         os.close(handle)
+    return True
 
 
 def _is_ours(path: Path) -> bool:
@@ -79,8 +76,7 @@ def _is_dead(segment: DeadSegment) -> bool:
         return False
     if time.time() - segment.lock.stat().st_mtime < _SETTLED_S:
         return False
-    with _held(segment.lock) as free:
-        return free
+    return _is_free(segment.lock)
 
 
 def dead_segments(folder: Path | None = None) -> tuple[DeadSegment, ...]:

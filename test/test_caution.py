@@ -34,13 +34,18 @@ STEP = 200_000_000
 
 def test_log_probability_is_that_of_the_softmax():
     logits = torch.tensor([[0.0, math.log(3.0)], [-math.inf, 2.0], [5.0, 5.0]])
+    logits = {'logits': logits}
     assert log_probability(logits, (1, 1)) == pytest.approx(math.log(0.75))
     assert log_probability(logits, (0, 1, 0)) == pytest.approx(math.log(0.25 * 0.5))
     assert log_probability(logits, ()) == 0.0
 
 
 def test_it_is_nan_where_the_network_is():
-    assert math.isnan(log_probability(torch.tensor([[math.nan, 0.0]]), (0,)))
+    assert math.isnan(log_probability({'logits': torch.tensor([[math.nan, 0.0]])}, (0,)))
+
+
+def test_it_is_nan_where_a_stage_keeps_no_logits():
+    assert math.isnan(log_probability({'best': torch.zeros(3)}, (0,)))
 
 
 def told(caution, values, start=0, step=STEP):

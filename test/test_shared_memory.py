@@ -127,7 +127,7 @@ def segments_of(pid):
 
 
 @pytest.mark.ros
-def test_a_real_participant_lives_and_dies_as_supposed(monkeypatch):
+def test_a_real_participant_lives_and_dies_as_supposed():
     """Fast DDS may change its names or locks; then this fails, not somebody's node."""
     private_domain()
     child = subprocess.Popen([sys.executable, '-c', PARTICIPANT], stdout=subprocess.PIPE,

@@ -27,12 +27,11 @@ from rspec_planner.evaluate.synthetic_checkpoint import write_checkpoint
 from rspec_planner.model.config import alpamayo_r1
 from rspec_planner.planner import staging
 from rspec_planner.planner.checkpoints import folder_profile, open_checkpoint
-from rspec_planner.planner.drafts import DEFAULT_DRAFT, EMBEDDED
+from rspec_planner.planner.drafts import checkpoint_folder, DEFAULT_DRAFT, EMBEDDED
 from rspec_planner.planner.pipeline import Planner, torch_stages
 from rspec_planner.planner.prompt import max_prompt_length
 from rspec_planner.planner.staging import (
     check_drawable,
-    checkpoint_folder,
     known_profile,
     read_source,
     source_digests,

@@ -16,26 +16,30 @@ How sure the target was of its own words.
 
 The product of the probabilities that the target gave the tokens it committed, at temperature 1
 and whatever the draft said: the verify's rows hold them, so they cost no forward. It says how
-familiar a scene is: what the target has words for it says with 0.98 and more, between two
-thoughts or before something that it never saw the product falls.
+familiar a scene is: what the target has words for it mostly says with 0.98 and more, between
+two thoughts or before something that it never saw the product falls.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+import math
 
 import torch
 from torch import Tensor
 
 
-def log_probability(logits: Tensor, committed: Sequence[int]) -> float:
+def log_probability(outputs: Mapping[str, Tensor], committed: Sequence[int]) -> float:
     """
-    Return the sum of log p of committed tokens (n,), token i decided by row i of (S >= n, V).
+    Return the sum of log p of committed tokens (n,), token i decided by row i of the outputs.
 
-    -inf logits are impossible tokens. A token that was not drawn from its row, such as the last
-    of an exhausted budget, must not be among them.
+    outputs: of a stage that decides tokens; 'logits' (S >= n, V), -inf for impossible tokens. NaN
+    without them. A token that was not drawn from its row, such as the last of an exhausted
+    budget, must not be among the committed.
     """
-    rows = logits[:len(committed)].float()
+    if 'logits' not in outputs:
+        return math.nan
+    rows = outputs['logits'][:len(committed)].float()
     chosen = torch.tensor(committed, device=rows.device)
     own = rows.gather(-1, chosen[:, None])[:, 0]
     return float((own - rows.logsumexp(-1)).sum())

@@ -23,7 +23,6 @@ in fixed buffers, and shapes never change.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-import math
 from time import perf_counter
 
 import torch
@@ -77,10 +76,7 @@ def decode(verify: Executor, state: DecodeState, stop_ids: Collection[int], max_
         state.since = state.p
         state.commit(taken)
         verified = perf_counter()
-        if 'logits' in verify.outputs:
-            state.log_probability += log_probability(verify.outputs['logits'], taken.committed)
-        else:
-            state.log_probability = math.nan
+        state.log_probability += log_probability(verify.outputs, taken.committed)
         committed.append(len(taken.committed))
         draft_ms += 1e3 * (drafted - started)
         verify_ms += 1e3 * (verified - drafted)

@@ -22,7 +22,6 @@ a full match leaves nothing to decode, and its K/V and taps are already in place
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-import math
 
 import torch
 from torch import Tensor
@@ -69,5 +68,4 @@ def start_from_guess(prefill: Executor, state: DecodeState, prompt: Tensor,
         best = sampler.draw(prefill.outputs['logits'][:len(block)], state.length)
     taken = accept(block, best, stop_ids, max_tokens)
     state.commit(taken)
-    state.log_probability = log_probability(prefill.outputs['logits'], taken.committed) \
-        if 'logits' in prefill.outputs else math.nan
+    state.log_probability = log_probability(prefill.outputs, taken.committed)

@@ -45,7 +45,7 @@ from rspec_planner.planner.checkpoints import (
     open_checkpoint,
     open_draft,
 )
-from rspec_planner.planner.drafts import EMBEDDED, EMBEDDED_NAMES
+from rspec_planner.planner.drafts import checkpoint_folder, EMBEDDED_NAMES
 from rspec_planner.planner.history import to_local
 from rspec_planner.planner.observation import Observation
 from rspec_planner.planner.pipeline import Planner
@@ -158,7 +158,7 @@ def _folder(profile: str, checkpoint: str | Path | None) -> Path:
     """Return the folder to open; ConfigurationError where it holds another profile."""
     if checkpoint is None:
         name = profile or EMBEDDED_NAMES[0]
-        return EMBEDDED / name if name in EMBEDDED_NAMES else Path(name)
+        return checkpoint_folder(name)
     held = folder_profile(checkpoint).name
     if profile not in ('', held):
         raise ConfigurationError(f"profile '{profile}': {checkpoint} holds {held}; leave "

@@ -23,9 +23,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-import hashlib
-import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -39,9 +36,10 @@ from rspec_planner.evaluate.closed_loop import (
     Progress,
 )
 from rspec_planner.evaluate.closed_world import Outcome
+from rspec_planner.model.checkpoint import replace_config
 from rspec_planner.model.config import CautionConfig
 from rspec_planner.planner.caution import Caution
-from rspec_planner.planner.drafts import EMBEDDED, EMBEDDED_NAMES
+from rspec_planner.planner.drafts import checkpoint_folder
 from rspec_planner.world.simulation import DT
 
 #: how far above the one that begins a caution the threshold is that ends it
@@ -94,7 +92,7 @@ def evaluate_caution(options: ClosedOptions, share: float, write: bool = False,
                 progress(len(outcomes), len(specs))
     config = calibrated(outcomes, share)
     if write:
-        write_caution(_folder(options.checkpoint), config)
+        replace_config(checkpoint_folder(options.checkpoint), caution=asdict(config))
     confidences = np.concatenate([o.confidences for o in outcomes])
     failed = [o for o in outcomes if o.failed]
     return {'checkpoint': options.checkpoint, 'split': options.splits[0], 'runs': len(outcomes),
@@ -108,18 +106,3 @@ def evaluate_caution(options: ClosedOptions, share: float, write: bool = False,
             'shares': {f'{enter:g}': round(slowed_share(
                 outcomes, replace(config, enter_below=enter, leave_above=min(enter + GAP, 0.99))),
                 4) for enter in (0.6, 0.7, 0.75, 0.8, 0.85, 0.9)}}
-
-
-def _folder(checkpoint: str) -> Path:
-    return EMBEDDED / checkpoint if checkpoint in EMBEDDED_NAMES else Path(checkpoint)
-
-
-def write_caution(folder: Path, config: CautionConfig) -> None:
-    """Put a caution into config.json of a checkpoint folder, and its hash into the manifest."""
-    path, manifest_path = folder / 'config.json', folder / 'manifest.json'
-    values = json.loads(path.read_text(encoding='utf-8'))
-    path.write_text(json.dumps({**values, 'caution': asdict(config)}, indent=2) + '\n',
-                    encoding='utf-8')
-    manifest = json.loads(manifest_path.read_text(encoding='utf-8'))
-    manifest['files']['config.json'] = hashlib.sha256(path.read_bytes()).hexdigest()
-    manifest_path.write_text(json.dumps(manifest, indent=2) + '\n', encoding='utf-8')

@@ -46,7 +46,7 @@ from rspec_planner.evaluate.closed_report import split_table
 from rspec_planner.evaluate.closed_sheets import write_sheets
 from rspec_planner.evaluate.closed_world import Outcome, View
 from rspec_planner.model.checkpoint import load_target, read_manifest
-from rspec_planner.planner.drafts import EMBEDDED, embedded_drafts, EMBEDDED_NAMES
+from rspec_planner.planner.drafts import checkpoint_folder, embedded_drafts
 from rspec_planner.planner.tokenizer import load_tokenizer
 from rspec_planner.world.clip import ClipSpec
 from rspec_planner.world.splits import split_specs
@@ -97,9 +97,7 @@ class ClosedLoop:
 
     def __init__(self, options: ClosedOptions, farm: RunFarm) -> None:
         self.options, self._farm = options, farm
-        folder = EMBEDDED / options.checkpoint if options.checkpoint in EMBEDDED_NAMES \
-            else Path(options.checkpoint)
-        self._folder = folder
+        folder = checkpoint_folder(options.checkpoint)
         self.manifest = read_manifest(folder)
         self._target = load_target(folder, options.device).requires_grad_(False).pack()
         self._tokenizer = load_tokenizer(folder)

@@ -35,7 +35,7 @@ from rspec_planner.evaluate.clips import render_clips
 from rspec_planner.evaluate.results import write_driving
 from rspec_planner.evaluate.scores import answer_of, ClipScore, score_of, split_report
 from rspec_planner.model.checkpoint import load_target, read_manifest
-from rspec_planner.planner.drafts import EMBEDDED, EMBEDDED_NAMES
+from rspec_planner.planner.drafts import checkpoint_folder
 from rspec_planner.planner.pipeline import Planner
 from rspec_planner.planner.prompt import build_prompt, Prompt
 from rspec_planner.planner.tokenizer import load_tokenizer
@@ -57,8 +57,7 @@ class DrivingEvaluation:
 
     def __init__(self, checkpoint: str | Path = 'tiny', device: str = 'cpu',
                  workers: int | None = None):
-        self.folder = EMBEDDED / str(checkpoint) if checkpoint in EMBEDDED_NAMES \
-            else Path(checkpoint)
+        self.folder = checkpoint_folder(checkpoint)
         self.workers, self.device = workers, torch.device(device)
         self.planner = Planner.load(self.folder, device=device)
         target = load_target(self.folder, device).requires_grad_(False).pack()

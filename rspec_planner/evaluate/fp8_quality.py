@@ -41,7 +41,7 @@ from rspec_planner.model.checkpoint import load_target
 from rspec_planner.model.layer import DecoderLayer
 from rspec_planner.model.target import Target
 from rspec_planner.model.vision import VisionBlock
-from rspec_planner.planner.drafts import EMBEDDED, EMBEDDED_NAMES
+from rspec_planner.planner.drafts import checkpoint_folder
 from rspec_planner.planner.prompt import build_prompt, Prompt
 from rspec_planner.planner.tokenizer import load_tokenizer
 from rspec_planner.world.clip import Clip
@@ -110,7 +110,7 @@ class Fp8Evaluation:
     """An unquantised target and its rounded variants over the same clips."""
 
     def __init__(self, checkpoint: str | Path = 'tiny', device: str = 'cpu') -> None:
-        folder = EMBEDDED / str(checkpoint) if checkpoint in EMBEDDED_NAMES else Path(checkpoint)
+        folder = checkpoint_folder(checkpoint)
         self.device, self.tokenizer = torch.device(device), load_tokenizer(folder)
         targets = [load_target(folder, device).requires_grad_(False) for _ in range(4)]
         self.cfg = targets[0].cfg

@@ -50,7 +50,7 @@ from rspec_planner.model.flow import euler_sample
 from rspec_planner.model.taps import TapBuffer
 from rspec_planner.model.text import KVCache
 from rspec_planner.model.unicycle import UnicycleActionSpace
-from rspec_planner.planner.drafts import draft_folder, EMBEDDED, EMBEDDED_NAMES
+from rspec_planner.planner.drafts import checkpoint_folder, draft_folder
 from rspec_planner.planner.history import yaw_of
 from rspec_planner.planner.observation import Observation
 from rspec_planner.planner.prompt import build_prompt, max_prompt_length, Prompt
@@ -130,7 +130,7 @@ class Stand:
         guess: rows that the prefill can verify behind a prompt; widest: of any verify that is
         no draft's own. Raises EngineError for an unusable folder.
         """
-        folder = EMBEDDED / str(checkpoint) if checkpoint in EMBEDDED_NAMES else Path(checkpoint)
+        folder = checkpoint_folder(checkpoint)
         self.folder, self.device = folder, torch.device(device)
         self.target = load_target(folder, self.device).requires_grad_(False).pack()
         self.tokenizer, self.cfg = load_tokenizer(folder), self.target.cfg

@@ -54,6 +54,10 @@ def _sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
+def _json_bytes(content: Mapping[str, Any]) -> bytes:
+    return (json.dumps(content, indent=2) + '\n').encode()
+
+
 def _shards(tensors: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
     """Yield groups of tensors that fit one shard; a tensor larger than that sits alone."""
     shard: dict[str, Tensor] = {}
@@ -85,14 +89,23 @@ def write_weights(tensors: Mapping[str, Tensor], config: Mapping[str, Any],
     stored = {name: tensor.detach().to('cpu', dtype, copy=True).contiguous()
               for name, tensor in tensors.items()}
     shards = list(_shards(stored))
-    files = {CONFIG_NAME: (json.dumps(config, indent=2) + '\n').encode()}
+    files = {CONFIG_NAME: _json_bytes(config)}
     for number, shard in enumerate(shards, start=1):
         files[f'model-{number:05d}-of-{len(shards):05d}.safetensors'] = format_safetensors(shard)
     files.update(extra_files or {})
     for name, data in files.items():
         (folder / name).write_bytes(data)
     content = {**manifest, 'files': {name: _sha256(data) for name, data in files.items()}}
-    (folder / MANIFEST_NAME).write_text(json.dumps(content, indent=2) + '\n', encoding='utf-8')
+    (folder / MANIFEST_NAME).write_bytes(_json_bytes(content))
+
+
+def replace_config(directory: str | Path, **entries: Any) -> None:
+    """Put JSON-ready entries into a folder's config, and its hash into the manifest."""
+    folder, manifest = Path(directory), read_manifest(directory)
+    config = _json_bytes({**json.loads((folder / CONFIG_NAME).read_bytes()), **entries})
+    manifest['files'][CONFIG_NAME] = _sha256(config)
+    (folder / CONFIG_NAME).write_bytes(config)
+    (folder / MANIFEST_NAME).write_bytes(_json_bytes(manifest))
 
 
 def read_manifest(directory: str | Path) -> dict[str, Any]:

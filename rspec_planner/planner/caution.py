@@ -29,11 +29,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rspec_planner.model.config import CautionConfig
+from rspec_planner.planner.plan import DT
 
 Floats = NDArray[np.float64]
 Arrays = tuple[Floats, Floats, Floats, Floats]  # poses, speeds, accelerations, curvatures
-
-DT = 0.1  # s between two points of a plan
 
 
 class Caution:

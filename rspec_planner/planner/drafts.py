@@ -26,6 +26,11 @@ DRAFTS = 'drafts'  # beside the embedded checkpoints, and inside a checkpoint fo
 DEFAULT_DRAFT = 'dflash-l1-b24-w8-flat'
 
 
+def checkpoint_folder(checkpoint: str | Path) -> Path:
+    """Return the folder of a checkpoint that is given by name or path."""
+    return EMBEDDED / checkpoint if checkpoint in EMBEDDED_NAMES else Path(checkpoint)
+
+
 def embedded_drafts() -> tuple[str, ...]:
     """Return the names of the drafts that the package ships, the default first."""
     found = [path.parent.name for path in (EMBEDDED / DRAFTS).glob('*/config.json')]

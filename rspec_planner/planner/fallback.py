@@ -27,12 +27,11 @@ from numpy.typing import NDArray
 from rspec_planner.decode.stats import DecodeStats
 from rspec_planner.planner.history import yaw_of
 from rspec_planner.planner.observation import Observation
-from rspec_planner.planner.plan import Plan, PLAN_POINTS, Reasoning, StageTimes
+from rspec_planner.planner.plan import DT, Plan, PLAN_POINTS, Reasoning, StageTimes
 from rspec_planner.planner.trajectory import ACCEPTED, TrajectoryLimits
 
 Floats = NDArray[np.float64]
 
-DT = 0.1
 #: the last plan's way is followed while the ego is so near to it, metres
 _NEAR_M = 1.0
 #: a shorter way says nothing about its curvature, metres

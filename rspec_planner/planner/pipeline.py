@@ -43,7 +43,7 @@ from rspec_planner.model.unicycle import UnicycleActionSpace
 from rspec_planner.planner.caution import Arrays, Caution
 from rspec_planner.planner.checkpoints import existing_device, open_checkpoint, open_draft
 from rspec_planner.planner.device_stages import DeviceStages
-from rspec_planner.planner.drafts import EMBEDDED, EMBEDDED_NAMES
+from rspec_planner.planner.drafts import checkpoint_folder
 from rspec_planner.planner.frame_stages import FrameStages, StageMaker, Stages, torch_stages
 from rspec_planner.planner.history import yaw_of
 from rspec_planner.planner.observation import Observation
@@ -153,8 +153,7 @@ class Planner:
         Raises EngineError for a missing or damaged file and ConfigurationError for an argument
         that makes no sense.
         """
-        embedded = checkpoint in EMBEDDED_NAMES
-        directory = EMBEDDED / checkpoint if embedded else Path(checkpoint)
+        directory = checkpoint_folder(checkpoint)
         place = existing_device(device)
         if fp8 and dtype is None and place.type == 'cuda':
             dtype = torch.bfloat16

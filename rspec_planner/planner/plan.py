@@ -24,6 +24,7 @@ from rspec_planner.decode.stats import DecodeStats
 #: a plan has the ego pose at t0 and 64 model waypoints, 0.1 s apart
 PLAN_POINTS = 65
 STEP_NS = 100_000_000
+DT = STEP_NS / 1e9  # the same in seconds
 
 
 @dataclass(frozen=True)

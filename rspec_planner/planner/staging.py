@@ -43,7 +43,7 @@ from rspec_planner.planner.checkpoints import (
     open_checkpoint,
     open_tokenizer,
 )
-from rspec_planner.planner.drafts import EMBEDDED, EMBEDDED_NAMES
+from rspec_planner.planner.drafts import checkpoint_folder
 from rspec_planner.planner.prompt import max_prompt_length
 from rspec_planner.planner.reasoner import GUESS_ROOM, tapped_tail
 from rspec_planner.planner.tokenizer import TextTokenizer
@@ -173,11 +173,6 @@ def config_digest(checkpoint: str) -> str:
 def _chosen_draft(draft: str, folder: Path) -> Path | None:
     """Return the folder of a draft, None for 'none' and where 'default' stands for none."""
     return chosen_draft(None if draft == 'none' else draft, folder)
-
-
-def checkpoint_folder(checkpoint: str) -> Path:
-    """Return the folder of a checkpoint that is given by name or path."""
-    return EMBEDDED / checkpoint if checkpoint in EMBEDDED_NAMES else Path(checkpoint)
 
 
 def _shapes_only(profile: ProfileConfig, dtype: torch.dtype, drafted: bool,

@@ -35,7 +35,7 @@ from rspec_planner.model.draft_checkpoint import save_draft, target_digest
 from rspec_planner.model.draft_layouts import draft_of, read_public_draft
 from rspec_planner.model.upstream_config import read_upstream_config
 from rspec_planner.model.upstream_folder import examine_folder, is_upstream
-from rspec_planner.planner.drafts import EMBEDDED, EMBEDDED_NAMES
+from rspec_planner.planner.drafts import checkpoint_folder
 
 _EMBEDDING = 'text.embed_tokens.weight'
 
@@ -51,7 +51,7 @@ def convert_draft(source: str | Path, out: str | Path, *, target: str | Path, bl
     """
     if Path(out).resolve() == Path(source).resolve():
         raise ConfigurationError(f'--out {out} is the source; choose another folder')
-    folder = EMBEDDED / str(target) if target in EMBEDDED_NAMES else Path(target)
+    folder = checkpoint_folder(target)
     rows = _TargetRows(folder)
     public = read_public_draft(source, rows.profile, block=block, window=window)
     draft = draft_of(public, rows)

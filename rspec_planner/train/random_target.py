@@ -33,7 +33,7 @@ from rspec_planner.model.config import ProfileConfig
 from rspec_planner.model.draft_checkpoint import target_digest
 from rspec_planner.model.target import Target
 from rspec_planner.planner.checkpoints import open_checkpoint
-from rspec_planner.planner.drafts import EMBEDDED, EMBEDDED_NAMES
+from rspec_planner.planner.drafts import checkpoint_folder
 from rspec_planner.planner.staging import known_profile
 from rspec_planner.planner.tokenizer import TextTokenizer
 from rspec_planner.train.draft_data import TargetCache
@@ -69,7 +69,7 @@ def open_any_target(folder: str | Path, profile: str, device: torch.device, *, s
         raise ConfigurationError('give either --target, a checkpoint, or --profile for random '
                                  'weights of its shapes')
     if folder:
-        path = EMBEDDED / str(folder) if folder in EMBEDDED_NAMES else Path(folder)
+        path = checkpoint_folder(folder)
         target, tokenizer = open_checkpoint(path, device)
         return OpenedTarget(target, tokenizer, target_digest(path))
     known = known_profile(profile)

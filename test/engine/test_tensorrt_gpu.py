@@ -63,7 +63,8 @@ def report(tmp_path_factory):
     from rspec_planner.engine.tensorrt_set import build_set
     from rspec_planner.evaluate.engine_check import Amount
     from rspec_planner.evaluate.engine_selftest import cuda_device, moved, selftest
-    from rspec_planner.planner.staging import checkpoint_folder, read_source
+    from rspec_planner.planner.drafts import checkpoint_folder
+    from rspec_planner.planner.staging import read_source
     folder = tmp_path_factory.mktemp('set')
     source = read_source('tiny', 'fp16', weights=True)
     export_stages(source.target, source.draft, source.shapes, 'fp16', source.checkpoints,

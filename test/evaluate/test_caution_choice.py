@@ -13,6 +13,7 @@
 # limitations under the License.
 """The thresholds of a caution come from the validation split, and end up in the checkpoint."""
 
+from dataclasses import asdict
 import json
 import shutil
 
@@ -25,11 +26,10 @@ from rspec_planner.evaluate.caution import (
     evaluate_caution,
     slowed_plans,
     slowed_share,
-    write_caution,
 )
 from rspec_planner.evaluate.closed_loop import ClosedOptions
 from rspec_planner.evaluate.closed_world import Outcome
-from rspec_planner.model.checkpoint import load_target
+from rspec_planner.model.checkpoint import load_target, replace_config
 from rspec_planner.model.config import CautionConfig
 from rspec_planner.planner.drafts import EMBEDDED
 from rspec_planner.train.profiles import start_from
@@ -97,6 +97,6 @@ def test_thresholds_are_replaced(tmp_path):
     folder = tmp_path / 'tiny'
     shutil.copytree(EMBEDDED / 'tiny', folder)
     for enter in (0.5, 0.7):
-        write_caution(folder, CautionConfig(enter, 0.9))
+        replace_config(folder, caution=asdict(CautionConfig(enter, 0.9)))
     assert load_target(folder).cfg.caution == CautionConfig(0.7, 0.9)
     assert start_from(folder)[0].cfg.caution is None  # those of other weights
