@@ -95,7 +95,11 @@ def viewer_environment() -> dict[str, str]:
 
 @contextlib.contextmanager
 def fastdds_applied(*, viewer: bool = False) -> Iterator[None]:
-    """Set it for as long as the context lasts, so that what starts later is no viewer too."""
+    """
+    Set it for as long as the context lasts, so that processes started later are no viewers too.
+
+    This process keeps the first profile that Fast DDS read in it, whatever the environment says.
+    """
     before = {name: os.environ.get(name) for name in (PROFILE_VARIABLE, RANGE_VARIABLE)}
     apply_fastdds_environment(viewer=viewer)
     try:

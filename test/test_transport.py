@@ -138,14 +138,22 @@ def test_what_a_viewer_sets_ends_with_it(monkeypatch):
     assert dict(os.environ) == before
 
 
-@pytest.mark.ros
-def test_a_node_that_watches_leaves_the_environment_as_it_was():
+WATCHER = textwrap.dedent("""
+    import os
     from rspec_planner.live.session import ros_node
-    private_domain()
     before = dict(os.environ)
     with ros_node('watcher', viewer=True):
         assert dict(os.environ) == before
     assert dict(os.environ) == before
+""")
+
+
+@pytest.mark.ros
+def test_a_node_that_watches_leaves_the_environment_as_it_was():
+    """In a process of its own: the first profile that Fast DDS reads there stays for good."""
+    private_domain()
+    subprocess.run([sys.executable, '-c', WATCHER], check=True, timeout=60, env={
+        **os.environ, 'PYTHONPATH': str(Path(__file__).resolve().parents[1])})
 
 
 def shared_ports(pid):
