@@ -107,11 +107,24 @@ def chosen_precision(parameters: NodeParameters) -> dict[str, Any]:
 
 
 def chosen_loop(parameters: NodeParameters) -> str:
-    """Return what 'auto' stands for in `engine.loop`, or what was chosen."""
+    """
+    Return what 'auto' stands for in `engine.loop`, or what was chosen.
+
+    A faster loop that leaves caution out must be asked for: `_knows_caution` comes before it.
+    """
     if parameters.engine.loop != 'auto':
         return parameters.engine.loop
     resident = parameters.engine.backend == 'torch' and parameters.model.device != 'cpu'
-    return 'while' if resident else 'host'
+    return 'while' if resident and not _knows_caution(parameters) else 'host'
+
+
+def _knows_caution(parameters: NodeParameters) -> bool:
+    """Return whether plans are to be slowed where the checkpoint's thresholds say so."""
+    if not parameters.planning.caution:
+        return False
+    from rspec_planner.planner.checkpoints import folder_profile
+    from rspec_planner.planner.drafts import checkpoint_folder
+    return folder_profile(checkpoint_folder(parameters.model.checkpoint)).caution is not None
 
 
 def _load_engines(parameters: NodeParameters) -> Any:

@@ -126,7 +126,8 @@ def test_a_slowed_plan_is_the_same_path_and_a_plan_still(speed, acceleration, cu
     assert (slower <= np.maximum(0.0, speeds[0] - brake * 0.1 * np.arange(65)) + 1e-12).all()
     assert made.shape == poses.shape and np.isfinite(made).all() and np.isfinite(bent).all()
     # on the given circle, or on a chord of two of its points
-    sagitta = (0.1 * speeds.max()) ** 2 * abs(curvature) / 8
+    longest = np.hypot(*np.diff(poses[:, :2], axis=0).T).max()  # the measured speed may be less
+    sagitta = longest ** 2 * abs(curvature) / 8
     centre = np.array([0.0, 1.0 / curvature]) if abs(curvature) > 1e-4 else None
     if centre is not None:
         radius = np.linalg.norm(made[:, :2] - centre, axis=1)

@@ -83,8 +83,11 @@ def test_engine_parameters_that_cannot_work_are_refused(changes, says):
 
 
 @pytest.mark.parametrize(('changes', 'loop'), [
-    ({}, 'host'), ({'model.device': 'cuda'}, 'while'), ({'model.device': 'cuda:1'}, 'while'),
+    ({}, 'host'), ({'model.device': 'cuda', 'planning.caution': False}, 'while'),
+    ({'model.device': 'cuda:1', 'planning.caution': False}, 'while'),
     ({'engine.loop': 'sync'}, 'sync'), ({'model.device': 'cuda', 'engine.loop': 'host'}, 'host'),
+    # the shipped checkpoint has thresholds, which the GPU's own loop cannot follow
+    ({'model.device': 'cuda'}, 'host'), ({'model.device': 'cuda', 'engine.loop': 'while'}, 'while'),
     ({'model.device': 'cuda', 'engine.backend': 'tensorrt', 'engine.folder': 'x'}, 'host')])
 def test_a_gpu_repeats_the_decoding_itself_unless_told_otherwise(changes, loop):
     assert chosen_loop(engine_parameters(**changes)) == loop
@@ -93,7 +96,7 @@ def test_a_gpu_repeats_the_decoding_itself_unless_told_otherwise(changes, loop):
 def test_parameters_choose_the_loop_and_where_a_text_is_verified():
     planner = load_planner(engine_parameters(**{
         'engine.loop': 'sync', 'speculation.reuse_in': 'prefill'}))
-    assert planner.executors == {'backend': 'torch', 'loop': 'sync'}
+    assert planner.executors.items() >= {'backend': 'torch', 'loop': 'sync'}.items()
     assert planner._stages.frame.frame.guess_room == 32
     assert warm_up(planner) > 0.0
 

@@ -145,7 +145,8 @@ def shipped_parameters(**changes):
 
 
 def test_the_shipped_parameters_plan_on_the_gpu(frames, expected):
-    parameters = shipped_parameters(**{'model.device': 'cuda', 'planning.num_samples': 3})
+    parameters = shipped_parameters(**{'model.device': 'cuda', 'planning.num_samples': 3,
+                                       'planning.caution': False})
     planner = load_planner(parameters)
     assert planner.executors == {'backend': 'torch', 'loop': 'while'}
     assert 0.0 < warm_up(planner) < 1000.0

@@ -209,6 +209,7 @@ def test_the_batch_plans_what_the_deployed_planner_plans(loop, caution):
 
 
 def test_a_caution_speeds_the_comparison_up_and_is_part_of_what_is_kept(loop, monkeypatch):
+    monkeypatch.setattr(loop._target, 'cfg', replace(loop._target.cfg, caution=None))
     assert (loop.caution, loop.iso_period) == ({}, 5)
     monkeypatch.setattr(loop._target, 'cfg', replace(loop._target.cfg, caution=NEVER_SURE))
     assert loop.caution['caution']['window_s'] == 0.3
