@@ -15,15 +15,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 
 from rspec_planner.engine.kernels import reference
-from rspec_planner.errors import EngineError
+from rspec_planner.errors import ConfigurationError, EngineError
 
 Kernel = Callable[..., None]
+#: launches of a layer that the one before can do, see `fuse`
+FUSIBLE = ('join', 'turn', 'sums')
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,8 @@ class Kernels:
     begin: Kernel
     accept: Kernel
     replay: Kernel
+    mix: Kernel | None = None  # rotate and attend at once
+    close: Kernel | None = None  # product and gather at once
 
 
 REFERENCE = Kernels(reference.linear, reference.product, reference.gather, reference.rotate,
@@ -68,3 +73,32 @@ def triton_kernels() -> Kernels:
 def kernels_for(device: torch.device) -> Kernels:
     """Return the kernels of a device."""
     return triton_kernels() if device.type == 'cuda' else REFERENCE
+
+
+def fuse(kernels: Kernels, launches: Collection[str]) -> Kernels:
+    """
+    Return kernels with fewer launches a layer; ConfigurationError for an unknown name.
+
+    launches: of FUSIBLE. 'join': the last blocks of an attention join its parts. 'turn': the
+    attention turns queries and keys and writes keys and values. 'sums': the last blocks of a
+    product add its parts and the residual up and norm the sum, which `rows.gather` by as many
+    warps as the product has does bit for bit.
+    """
+    unknown = sorted(set(launches) - set(FUSIBLE))
+    if unknown:
+        raise ConfigurationError(f"launch '{unknown[0]}': use some of {', '.join(FUSIBLE)}")
+    if not launches:
+        return kernels
+    made: dict[str, Kernel] = {}
+    if kernels.attend is reference.attend:
+        mix, close, attend = reference.mix, reference.close, reference.attend
+    else:
+        from rspec_planner.engine.kernels import fused
+        mix, close, attend = fused.mix, fused.close, fused.attend
+    if 'join' in launches:
+        made['attend'] = attend
+    if 'turn' in launches:
+        made['mix'] = partial(mix, joined='join' in launches)
+    if 'sums' in launches:
+        made['close'] = close
+    return replace(kernels, **made)
