@@ -194,8 +194,7 @@ if __name__ == '__main__':
     named = 'widths' in sys.argv
     jit.KernelInterface.__getitem__ = jit.JITFunction.__getitem__ = (
         name_launch if named else intercept)
+    fused = 'fused' in sys.argv
     with overlapped('pdl' in sys.argv):
-        if 'fused' in sys.argv:
-            fused_launches(fuse(triton_kernels(), FUSIBLE))
-        else:
-            (verifies if named else launches)(triton_kernels())
+        (verifies if named else fused_launches if fused else launches)(
+            fuse(triton_kernels(), FUSIBLE if fused else ()))

@@ -15,7 +15,7 @@
 """
 Launches that do the work of two: what follows a launch is done by the last blocks to arrive.
 
-A block stores its part and counts itself; the last SHARES of those that belong together wait for
+A block stores its part and counts itself; the last few of those that belong together wait for
 one another and divide what is left among them, row by row, so which of them does a row changes
 no bit. Waiting needs room for the others: the blocks that wait are always fewer than the
 multiprocessors, and those still to come run on the rest. The count only grows (int64), so nobody
@@ -113,30 +113,48 @@ def _turned(x, y, norm, cos, sin, angle, ok, eps, D: tl.constexpr):
 
 
 @triton.jit
+def _store(base, there, x, y, ok, HALF: tl.constexpr):
+    tl.store(base + there, x.to(base.dtype.element_ty), mask=ok)
+    tl.store(base + there + HALF, y.to(base.dtype.element_ty), mask=ok)
+
+
+@triton.jit
 def _write(qkv, part_stride, row_stride, k_base, v_base, k_norm, cos, sin, angle, slot, low,
            high, eps, head, HEADS: tl.constexpr, KV: tl.constexpr, D: tl.constexpr,
-           PARTS: tl.constexpr, ROWS: tl.constexpr):
-    """Write keys and values of this launch's rows low .. high - 1 of one head."""
+           PARTS: tl.constexpr):
+    """
+    Write keys and values of this launch's rows low .. high - 1 of one head.
+
+    Tiles of eight rows are `_rotate`'s: more would change the order of the norm's sum. Two at a
+    time, all of both loaded first.
+    """
     HALF: tl.constexpr = D // 2
     cols = tl.arange(0, HALF)
-    for base in range(low, high, ROWS):
-        rows = base + tl.arange(0, ROWS)
-        ok = (rows < high)[:, None] & (cols < HALF)[None, :]
-        source = qkv + rows.to(tl.int64)[:, None] * row_stride + (HEADS + head) * D + cols[None, :]
-        there = (slot + rows)[:, None] * D + cols[None, :]
-        x, y = _halves(source + KV * D, part_stride, ok, HALF, PARTS)
-        tl.store(v_base + there, x.to(v_base.dtype.element_ty), mask=ok)
-        tl.store(v_base + there + HALF, y.to(v_base.dtype.element_ty), mask=ok)
-        x, y = _halves(source, part_stride, ok, HALF, PARTS)
-        x, y = _turned(x, y, k_norm, cos, sin, tl.maximum(angle + rows, 0), ok, eps, D)
-        tl.store(k_base + there, x.to(k_base.dtype.element_ty), mask=ok)
-        tl.store(k_base + there + HALF, y.to(k_base.dtype.element_ty), mask=ok)
+    for base in range(low, high, 16):
+        one, two = base + tl.arange(0, 8), base + 8 + tl.arange(0, 8)
+        ok = (one < high)[:, None] & (cols < HALF)[None, :]
+        too = (two < high)[:, None] & (cols < HALF)[None, :]
+        source = qkv + (HEADS + head) * D + cols[None, :]
+        more = source + two.to(tl.int64)[:, None] * row_stride
+        source += one.to(tl.int64)[:, None] * row_stride
+        kx, ky = _halves(source, part_stride, ok, HALF, PARTS)
+        lx, ly = _halves(more, part_stride, too, HALF, PARTS)
+        vx, vy = _halves(source + KV * D, part_stride, ok, HALF, PARTS)
+        wx, wy = _halves(more + KV * D, part_stride, too, HALF, PARTS)
+        kx, ky = _turned(kx, ky, k_norm, cos, sin, tl.maximum(angle + one, 0), ok, eps, D)
+        lx, ly = _turned(lx, ly, k_norm, cos, sin, tl.maximum(angle + two, 0), too, eps, D)
+        there, apart = (slot + one)[:, None] * D + cols[None, :], 8 * D
+        _store(v_base, there, vx, vy, ok, HALF)
+        _store(v_base, there + apart, wx, wy, too, HALF)
+        _store(k_base, there, kx, ky, ok, HALF)
+        _store(k_base, there + apart, lx, ly, too, HALF)
 
 
 @triton.jit
 def _join_rows(mixed, peak, total, out, first, unit, head, sample, ahead, W,
-               COUNT: tl.constexpr, PP: tl.constexpr, TW: tl.constexpr, HEADS: tl.constexpr,
-               KV: tl.constexpr, D: tl.constexpr, R: tl.constexpr, RB: tl.constexpr):
+               COUNT: tl.constexpr, PP: tl.constexpr, LOG: tl.constexpr, TW: tl.constexpr,
+               HEADS: tl.constexpr, KV: tl.constexpr, D: tl.constexpr, R: tl.constexpr,
+               RB: tl.constexpr):
     """Join the parts of RB rows of a tile, in the order of `attention._join`."""
     G: tl.constexpr = HEADS // KV
     rows, parts, dims = first + tl.arange(0, RB), tl.arange(0, PP), tl.arange(0, D)
@@ -150,21 +168,25 @@ def _join_rows(mixed, peak, total, out, first, unit, head, sample, ahead, W,
                   other=0.0, cache_modifier='.cg')
     used = high > float('-inf')
     factor = tl.where(used, tl.exp2(high - tl.max(high, 1)[:, None]), 0.0)
-    weight = tl.sum(tl.where(used, factor * weights, 0.0), 1)
+    weight = tl.where(used, factor * weights, 0.0)
+    for half in tl.static_range(LOG):  # pairs are added in the order of one warp's lanes
+        weight = tl.sum(tl.reshape(weight, (RB, 2, PP >> (half + 1))), 1)
+    weight = tl.reshape(weight, (RB,))
     result = tl.sum(tl.where(used[:, :, None], acc * factor[:, :, None], 0.0), 1)
     to = ((sample * W + at) * HEADS + head * G + rows % G) * D
     tl.store(out + to[:, None] + dims[None, :],
              (result / weight[:, None]).to(out.dtype.element_ty), mask=ok[:, None])
 
 
-@triton.jit(do_not_specialize=['W', 'blocks'])
+@triton.jit(do_not_specialize=['W', 'blocks', 'shares'])
 def _mix(q, keys, values, own_keys, own_values, start, own_low, mixed, peak, total, out,
          arrivals, q_norm, k_norm, cos, sin, slot, angle, eps, sample_stride, row_stride,
-         part_stride, scale, cache_head, own_sample, own_head, W, blocks,
+         part_stride, scale, cache_head, own_sample, own_head, W, blocks, shares,
          TW: tl.constexpr, HEADS: tl.constexpr, KV: tl.constexpr, D: tl.constexpr,
          R: tl.constexpr, BN: tl.constexpr, SIZE: tl.constexpr, CHUNKS: tl.constexpr,
          OWN: tl.constexpr, CAUSAL: tl.constexpr, TURN: tl.constexpr, PARTS: tl.constexpr,
-         SHARES: tl.constexpr, RB: tl.constexpr, PP: tl.constexpr, PDL: tl.constexpr):
+         JOIN: tl.constexpr, RB: tl.constexpr, PP: tl.constexpr, LOG: tl.constexpr,
+         PDL: tl.constexpr):
     head, chunk, unit = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     G: tl.constexpr = HEADS // KV
     HALF: tl.constexpr = D // 2
@@ -198,7 +220,7 @@ def _mix(q, keys, values, own_keys, own_values, start, own_low, mixed, peak, tot
             mine, end = tl.maximum(first - where, 0), tl.minimum(last - where, W)
             if mine < end:
                 _write(qkv, part_stride, row_stride, k_base, v_base, k_norm, cos, sin, turn,
-                       where, mine, end, eps, head, HEADS, KV, D, PARTS, 16)
+                       where, mine, end, eps, head, HEADS, KV, D, PARTS)
                 tl.debug_barrier()  # the scan reads them back, this block's threads only
         cols = tl.arange(0, HALF)
         both = ok & (cols < HALF)[None, :]
@@ -217,14 +239,15 @@ def _mix(q, keys, values, own_keys, own_values, start, own_low, mixed, peak, tot
     if first < last:
         tl.store(total + part + rows, weight)
         tl.store(mixed + (part + rows)[:, None] * D + dims[None, :], acc)
-    if SHARES > 0:
+    if JOIN:
         counter = arrivals + unit * KV + head
-        share, goal, seen = _arrive(counter, COUNT, SHARES)
+        share, goal, seen = _arrive(counter, COUNT, shares)
         if share >= 0:
             _wait(counter, goal, seen)
-            for each in range(share * (R // SHARES), (share + 1) * (R // SHARES), RB):
+            rest = R // shares
+            for each in range(share * rest, (share + 1) * rest, RB):
                 _join_rows(mixed, peak, total, out, each, unit, head, sample, ahead, W, COUNT,
-                           PP, TW, HEADS, KV, D, R, RB)
+                           PP, LOG, TW, HEADS, KV, D, R, RB)
 
 
 def attend(q: Tensor, out: Tensor, *, start: Tensor, cache: tuple[Tensor, Tensor] | None = None,
@@ -267,15 +290,16 @@ def _launch(q: Tensor, out: Tensor, turn: tuple | None, joined: bool, start: Ten
     mixed, peak, total = _scratch(q.device, groups * parts * tile, dim)
     shape = {'TW': tall, 'HEADS': heads, 'KV': kv, 'D': dim, 'R': tile}
     wide = triton.next_power_of_2(parts)
-    shares = joiners(q.device, groups, parts, tile) if joined else 0
+    shares = joiners(q.device, groups, parts, tile)
     _mix[(kv, parts, samples * blocks)](
         q, k, v, own_k, own_v, start, start if own_low is None else own_low, mixed, peak, total,
         out, _arrivals(q.device, 'attention', parts), norms[0], norms[1], tables[0], tables[1],
         slot, angle, eps, *strides, dim ** -0.5 * _LOG2E, k.stride(0), own_k.stride(0),
-        own_k.stride(1), rows, blocks, **shape, BN=cut.step, SIZE=cut.chunk, CHUNKS=chunks,
+        own_k.stride(1), rows, blocks, shares, **shape, BN=cut.step, SIZE=cut.chunk, CHUNKS=chunks,
         OWN=owned, CAUSAL=causal, TURN=turn is not None,
-        PARTS=len(q) if turn is not None else 1, SHARES=shares, RB=min(JOINED, tile), PP=wide,
-        num_warps=cut.warps, num_stages=cut.stages, **options())
+        PARTS=len(q) if turn is not None else 1, JOIN=joined,
+        RB=max(1, min(JOINED, 128 // wide, tile // JOINERS)), PP=wide,
+        LOG=wide.bit_length() - 1, num_warps=cut.warps, num_stages=cut.stages, **options())
     if not joined:
         _join[(rows * heads // kv, kv, samples)](
             mixed, peak, total, out, rows, blocks, PARTS=parts, PP=wide, **shape, num_warps=4,
@@ -325,8 +349,8 @@ def _close(x, weight, parts, residual, total, norm, out, arrivals, eps,
     if share >= 0:
         _wait(arrivals, goal, seen)
         for row in range(share, M, shares):
-            _sum_row(parts, residual, total, norm, out, row.to(tl.int64), eps, residual_stride,
-                     total_stride, M * N, N, WIDE, SPLIT)
+            _sum_row(parts, residual, total, norm, out, row, eps, residual_stride, total_stride,
+                     M * N, N, WIDE, SPLIT)
 
 
 def close(x: Tensor, weight: Tensor, parts: Tensor, residual: Tensor, total: Tensor,
