@@ -160,7 +160,30 @@ def test_the_last_blocks_of_a_product_sum_and_norm(split, rows, with_norm):
         same(found, expected)
 
 
-def test_blocks_that_wait_leave_room_for_those_to_come(monkeypatch):
+@pytest.mark.skipif(CUDA, reason='a GPU divides joins and sums in every test of this file')
+@pytest.mark.parametrize(('kind', 'rows'), [('causal', 5), ('flow', 10)])
+def test_every_row_is_in_the_share_of_one_block(monkeypatch, kind, rows):
+    """Blocks run one behind the other here, so the first run leaves the parts for the second."""
+    samples = 2 if kind == 'flow' else 1
+    view, heads = seen(kind, 60, rows, 100, torch.float32), 4
+    q = drawn(samples, rows, heads, DIM)
+    x, weight, norm, residual = drawn(rows, 96), drawn(64, 96), drawn(64), drawn(rows, 64)
+    mixed, totals, normed, room = [], [], [], torch.zeros(8, rows, 64)
+    for count in (1, 132, 132):
+        if count > 1:
+            monkeypatch.setattr(fused, 'multiprocessors', lambda device: 132)
+            monkeypatch.setattr(fused, '_wait', lambda *_: None)
+        mixed.append(torch.full((samples * rows, heads * DIM), torch.nan))
+        fused.attend(q, mixed[-1], **view)
+        totals.append(torch.full_like(residual, torch.nan))
+        normed.append(totals[-1].clone())
+        fused.close(x, weight, room, residual, totals[-1], norm, normed[-1], EPS,
+                    plan=Plan(16, 32, 2))
+    for made in (mixed, totals, normed):
+        assert torch.equal(made[0], made[2])
+
+
+def test_blocks_that_wait_leave_room_for_those_to_come():
     device = torch.device('meta')
     for groups, blocks, rows in ((8, 13, 64), (16, 8, 64), (96, 8, 64), (500, 8, 64), (2, 3, 16)):
         count = fused.joiners(device, groups, blocks, rows)
