@@ -136,6 +136,8 @@ class Bench:
         rows = slice(self.start, self.start + len(frame.verify.ids))
         for held in (cache.keys, cache.values):
             held[:, :, :, rows] = float('nan') if self.cuda else 1e4
+        for held in frame.flow.own:
+            held.fill_(float('nan'))
         frame.verify()
         found = [frame.verify.best, frame.verify.runner.hidden, cache.keys[:, :, :, rows],
                  cache.values[:, :, :, rows]]
@@ -236,8 +238,8 @@ def part_times(bench: Bench, without: Sequence[str] = ()) -> dict[str, Any]:
             except Exception as error:  # the compiler's own kinds: shared memory, registers
                 print(f'# {name}: {type(error).__name__}: {error}'[:300], flush=True)
                 continue
-            for part, graph in zip(parts.values(), made):
-                part[name] = graph
+            for graphs, graph in zip(parts.values(), made):
+                graphs[name] = graph
     times = {part: {name: list[float]() for name in graphs} for part, graphs in parts.items()}
     for turn in range((REPEATS + 3) if bench.cuda else 1):
         for part, graphs in parts.items():
@@ -277,14 +279,16 @@ def part_texts(profile: str, device: str) -> dict[str, Any]:
     """Decode frames with all launches fused, and compare with one token a forward."""
     found = bench_decode(profile, device, 20 if device != 'cpu' else 2, lengths=(4.6,), eager=0,
                          loops=('while',) if device != 'cpu' else ('eager',), fused=FUSIBLE)
-    return {name: found[name] for name in ('ways', 'verify_over_floor', 'flow_ms', 'draft_block_ms',
-                                           'target_step_ms', 'allocations_after_warmup')}
+    told = ('ways', 'verify_over_floor', 'flow_ms', 'draft_block_ms', 'target_step_ms',
+            'allocations_after_warmup')
+    return {name: found[name] for name in told}
 
 
 def table(found: dict[str, Any]) -> Iterator[str]:
     """Return the lines of the table of times and bits."""
     told, checked = found.get('times', {}).get('ms', {}), found.get('check', {})
-    yield f'{"way":34s}' + ''.join(f'{part + " p50 p99 to today":>30s}' for part in told) + '  bits'
+    heads = ''.join(f'{part + " p50 p99 to today":>30s}' for part in told)
+    yield f'{"way":34s}{heads}  bits'
     for name in VARIANTS:
         cells = (told[part].get(name) for part in told)
         shown = ''.join('' if cell is None else

@@ -29,7 +29,8 @@ if not CUDA:
     os.environ['TRITON_INTERPRET'] = '1'
 pytest.importorskip('triton', reason='Triton is not installed: requirements-cuda.txt')
 
-from rspec_planner.engine.kernels import fused, rows as row_kernels  # noqa: E402
+from rspec_planner.engine.kernels import fused  # noqa: E402
+from rspec_planner.engine.kernels import rows as row_kernels  # noqa: E402
 from rspec_planner.engine.kernels.attention import Cut, CUTS, ROWS  # noqa: E402
 from rspec_planner.engine.kernels.linear import Plan, product  # noqa: E402
 from rspec_planner.engine.kernels.select import fuse, REFERENCE, triton_kernels  # noqa: E402

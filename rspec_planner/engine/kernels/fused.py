@@ -28,6 +28,7 @@ and the rows of its own chunk that this launch writes, before it reads them back
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cache as cached
 
 import torch
@@ -35,9 +36,23 @@ from torch import Tensor
 import triton
 import triton.language as tl
 
-from rspec_planner.engine.kernels.attention import _LOG2E, _scan, _scratch, Cut, CUTS
+from rspec_planner.engine.kernels.attention import (
+    _join,
+    _LOG2E,
+    _scan,
+    _scratch,
+    Cut,
+    CUTS,
+)
 from rspec_planner.engine.kernels.launch import options
-from rspec_planner.engine.kernels.linear import _most_shared, _walk, fitted, Plan, plan_of, row_tile
+from rspec_planner.engine.kernels.linear import (
+    _most_shared,
+    _walk,
+    fitted,
+    Plan,
+    plan_of,
+    row_tile,
+)
 
 #: most blocks that divide a join, rows that one of them joins at once, most that divide a sum
 JOINERS, JOINED, SUMMERS = 8, 8, 64
@@ -216,17 +231,17 @@ def _mix(q, keys, values, own_keys, own_values, start, own_low, mixed, peak, tot
     if TURN:
         qkv = q + sample.to(tl.int64) * sample_stride
         where, turn = tl.load(slot).to(tl.int32), tl.load(angle)
+        cols = tl.arange(0, HALF)
+        both = ok & (cols < HALF)[None, :]
+        x, y = _halves(qkv + at.to(tl.int64)[:, None] * row_stride
+                       + (head * G + rows % G)[:, None] * D + cols[None, :], part_stride, both,
+                       HALF, PARTS)  # on their way while rows are written
         if OWN == 0 or chunk == CHUNKS:
             mine, end = tl.maximum(first - where, 0), tl.minimum(last - where, W)
             if mine < end:
                 _write(qkv, part_stride, row_stride, k_base, v_base, k_norm, cos, sin, turn,
                        where, mine, end, eps, head, HEADS, KV, D, PARTS)
                 tl.debug_barrier()  # the scan reads them back, this block's threads only
-        cols = tl.arange(0, HALF)
-        both = ok & (cols < HALF)[None, :]
-        x, y = _halves(qkv + at.to(tl.int64)[:, None] * row_stride
-                       + (head * G + rows % G)[:, None] * D + cols[None, :], part_stride, both,
-                       HALF, PARTS)
         x, y = _turned(x, y, q_norm, cos, sin, tl.maximum(turn + at, 0), both, eps, D)
         pair = tl.join(x.to(keys.dtype.element_ty), y.to(keys.dtype.element_ty))
         query = tl.reshape(tl.permute(pair, (0, 2, 1)), (R, D))
@@ -262,25 +277,33 @@ def mix(qkv: Tensor, norms: tuple[Tensor, Tensor], tables: tuple[Tensor, Tensor]
         cache: tuple[Tensor, Tensor] | None = None, own: tuple[Tensor, Tensor] | None = None,
         causal: bool = True, own_low: Tensor | None = None, joined: bool = False) -> None:
     """Fill out (Z * W, heads * d) and write keys and values, see `reference.mix`."""
-    _launch(qkv, out, (norms, tables, slot, angle, eps), joined, start, cache, own, causal,
+    _launch(qkv, out, _Turn(norms, tables, slot, angle, eps), joined, start, cache, own, causal,
             own_low)
 
 
-def _launch(q: Tensor, out: Tensor, turn: tuple | None, joined: bool, start: Tensor,  # type: ignore[type-arg]
+@dataclass(frozen=True)
+class _Turn:
+    """What queries and keys are normed and turned by, see `reference.rotate`."""
+
+    norms: tuple[Tensor, Tensor]
+    tables: tuple[Tensor, Tensor]
+    slot: Tensor
+    angle: Tensor
+    eps: float
+
+
+def _launch(q: Tensor, out: Tensor, turn: _Turn | None, joined: bool, start: Tensor,
             cache: tuple[Tensor, Tensor] | None, own: tuple[Tensor, Tensor] | None,
             causal: bool, own_low: Tensor | None) -> None:
-    from rspec_planner.engine.kernels.attention import _join
+    """Attend to q (Z, W, heads, d), or to parts (S, Z, W, heads + 2 kv_heads, d) to be turned."""
     given = cache if cache is not None else own
     assert given is not None
     (k, v), (own_k, own_v) = given, own if own is not None else given
     kv = k.shape[0] if cache is not None else own_k.shape[1]
     samples, rows, heads, dim = q.shape[-4:]
     strides = q.stride(-4), q.stride(-3), q.stride(0) if turn is not None else 0
-    if turn is not None:
-        heads -= 2 * kv
-        norms, tables, slot, angle, eps = turn
-    else:
-        norms, tables, slot, angle, eps = (q, q), (q, q), start, start, 0.0
+    heads -= 2 * kv if turn is not None else 0
+    by = turn or _Turn((q, q), (q, q), start, start, 0.0)
     cut: Cut = CUTS['causal' if causal else 'all']
     chunks = triton.cdiv(k.shape[1], cut.chunk) if cache is not None else 0
     parts, owned = chunks + (own is not None), own_k.shape[2] if own is not None else 0
@@ -293,8 +316,8 @@ def _launch(q: Tensor, out: Tensor, turn: tuple | None, joined: bool, start: Ten
     shares = joiners(q.device, groups, parts, tile)
     _mix[(kv, parts, samples * blocks)](
         q, k, v, own_k, own_v, start, start if own_low is None else own_low, mixed, peak, total,
-        out, _arrivals(q.device, 'attention', parts), norms[0], norms[1], tables[0], tables[1],
-        slot, angle, eps, *strides, dim ** -0.5 * _LOG2E, k.stride(0), own_k.stride(0),
+        out, _arrivals(q.device, 'attention', parts), *by.norms, *by.tables, by.slot,
+        by.angle, by.eps, *strides, dim ** -0.5 * _LOG2E, k.stride(0), own_k.stride(0),
         own_k.stride(1), rows, blocks, shares, **shape, BN=cut.step, SIZE=cut.chunk, CHUNKS=chunks,
         OWN=owned, CAUSAL=causal, TURN=turn is not None,
         PARTS=len(q) if turn is not None else 1, JOIN=joined,

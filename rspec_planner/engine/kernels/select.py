@@ -89,16 +89,13 @@ def fuse(kernels: Kernels, launches: Collection[str]) -> Kernels:
         raise ConfigurationError(f"launch '{unknown[0]}': use some of {', '.join(FUSIBLE)}")
     if not launches:
         return kernels
-    made: dict[str, Kernel] = {}
+    mix: Kernel
     if kernels.attend is reference.attend:
         mix, close, attend = reference.mix, reference.close, reference.attend
     else:
         from rspec_planner.engine.kernels import fused
         mix, close, attend = fused.mix, fused.close, fused.attend
-    if 'join' in launches:
-        made['attend'] = attend
-    if 'turn' in launches:
-        made['mix'] = partial(mix, joined='join' in launches)
-    if 'sums' in launches:
-        made['close'] = close
-    return replace(kernels, **made)
+    joined = 'join' in launches
+    return replace(kernels, attend=attend if joined else kernels.attend,
+                   mix=partial(mix, joined=joined) if 'turn' in launches else None,
+                   close=close if 'sums' in launches else None)
