@@ -12,7 +12,7 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 """
-Every choice of launches that do the work of two (`kernels.fused`), paired, on the GPU at hand.
+Every choice of launches that do the work of two (`select.fuse`), paired, on the GPU at hand.
 
 python3 -m rspec_planner.evaluate.bench_fused runs each part in a process of its own, since blocks
 that would wait for ever must not take the rest along. `check`: do the bits repeat, are they those
@@ -75,15 +75,15 @@ class Variant:
         if not cuda:
             yield
             return
-        from rspec_planner.engine.kernels import attention, fused
-        cuts, joiners = dict(attention.CUTS), fused.JOINERS
+        from rspec_planner.engine.kernels import attention, mix
+        cuts, joiners = dict(attention.CUTS), mix.JOINERS
         attention.CUTS.update({name: attention.Cut(*cut) for name, cut in self.cuts.items()})
-        fused.JOINERS = self.joiners or joiners
+        mix.JOINERS = self.joiners or joiners
         try:
             yield
         finally:
             attention.CUTS.update(cuts)
-            fused.JOINERS = joiners
+            mix.JOINERS = joiners
 
 
 ALL = tuple(FUSIBLE)

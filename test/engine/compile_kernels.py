@@ -16,7 +16,7 @@ Compile every kernel launch of a frame at the R1 shapes for sm_90, on a machine 
 
 A program of its own, because a process that interprets Triton kernels cannot compile them:
 python test/engine/compile_kernels.py prints one line a launch, the registers that spill last;
-with `fused`, those of `kernels.fused` instead;
+with `fused`, those of `select.fuse` instead;
 with `widths`, nothing is compiled: one line says what each launch of a verify would compile.
 """
 

@@ -29,7 +29,7 @@ if not CUDA:
     os.environ['TRITON_INTERPRET'] = '1'
 pytest.importorskip('triton', reason='Triton is not installed: requirements-cuda.txt')
 
-from rspec_planner.engine.kernels import fused  # noqa: E402
+from rspec_planner.engine.kernels import arrive, close, mix  # noqa: E402
 from rspec_planner.engine.kernels import rows as row_kernels  # noqa: E402
 from rspec_planner.engine.kernels.attention import Cut, CUTS, ROWS  # noqa: E402
 from rspec_planner.engine.kernels.linear import Plan, product  # noqa: E402
@@ -60,11 +60,11 @@ def same(found, expected):
 @pytest.fixture(autouse=True)
 def counters(monkeypatch):
     """Every launch counts whole multiples of its blocks, and small chunks make several."""
-    fused._ARRIVALS.clear()
+    arrive._ARRIVALS.clear()
     monkeypatch.setitem(CUTS, 'causal', Cut(64, 32, ROWS, 4, 2))
     monkeypatch.setitem(CUTS, 'all', Cut(64, 32, 8, 4, 2))
     yield
-    for (_, _, blocks), counts in fused._ARRIVALS.items():
+    for (_, _, blocks, _), counts in arrive._ARRIVALS.items():
         assert bool((counts % blocks == 0).all())
 
 
@@ -105,7 +105,7 @@ def test_the_last_blocks_join_as_a_launch_of_its_own_does(kind, rows, start):
         fuse(PLAIN, ['join']).attend(q, out, **view)
         PLAIN.attend(q, expected, **view)
         same(out, expected)
-    assert all(bool((counts > 0).any()) for counts in fused._ARRIVALS.values())
+    assert all(bool((counts > 0).any()) for counts in arrive._ARRIVALS.values())
 
 
 @pytest.mark.parametrize(('kind', 'rows', 'start', 'joined', 'parts'), [
@@ -145,13 +145,13 @@ def test_the_last_blocks_of_a_product_sum_and_norm(split, rows, with_norm):
     x, weight, norm = drawn(rows, 264), drawn(48, 264, seed=1), drawn(48, seed=2)
     held, plan = drawn(rows, 3, 48, seed=3), Plan(16, 64, split)
     results = []
-    for close in (True, False):
+    for closed in (True, False):
         parts = torch.full((8, rows, 48), torch.nan, device=DEVICE)
         totals, out = held.clone(), torch.full((rows, 48), torch.nan, device=DEVICE)
         total = totals[:, 1]  # in the place of its residual
         chosen = norm if with_norm else None
-        if close:
-            fused.close(x, weight, parts, total, total, chosen, out, EPS, plan=plan)
+        if closed:
+            close.close(x, weight, parts, total, total, chosen, out, EPS, plan=plan)
         else:
             count = product(x, weight, parts, plan=plan)
             row_kernels.gather(parts[:count], total, total, chosen, out, EPS, warps=4)
@@ -172,13 +172,15 @@ def test_every_row_is_in_the_share_of_one_block(monkeypatch, kind, rows):
     mixed, totals, normed, room = [], [], [], torch.zeros(8, rows, 64)
     for count in (1, 132, 132):
         if count > 1:
-            monkeypatch.setattr(fused, 'multiprocessors', lambda device: 132)
-            monkeypatch.setattr(fused, '_wait', lambda *_: None)
+            for module in (arrive, close):
+                monkeypatch.setattr(module, 'multiprocessors', lambda device: 132)
+            for module in (mix, close):
+                monkeypatch.setattr(module, 'wait', lambda *_: None)
         mixed.append(torch.full((samples * rows, heads * DIM), torch.nan))
-        fused.attend(q, mixed[-1], **view)
+        mix.attend(q, mixed[-1], **view)
         totals.append(torch.full_like(residual, torch.nan))
         normed.append(totals[-1].clone())
-        fused.close(x, weight, room, residual, totals[-1], norm, normed[-1], EPS,
+        close.close(x, weight, room, residual, totals[-1], norm, normed[-1], EPS,
                     plan=Plan(16, 32, 2))
     for made in (mixed, totals, normed):
         assert torch.equal(made[0], made[2])
@@ -186,12 +188,12 @@ def test_every_row_is_in_the_share_of_one_block(monkeypatch, kind, rows):
 
 def test_blocks_that_wait_leave_room_for_those_to_come():
     device = torch.device('meta')
-    for groups, blocks, rows in ((8, 13, 64), (16, 8, 64), (96, 8, 64), (500, 8, 64), (2, 3, 16)):
-        count = fused.joiners(device, groups, blocks, rows)
+    for groups, most in ((8, 8), (16, 8), (96, 8), (500, 8), (2, 3)):
+        count = arrive.joiners(device, groups, most)
         assert count == 1 or groups * (count - 1) < 132
-        assert count <= blocks and rows % count == 0
-    assert [fused.joiners(device, groups, 13, 64) for groups in (8, 16, 96, 500)] == [8, 8, 2, 1]
-    assert fused.joiners(torch.device('cpu'), 1, 8, 64) == 1
+        assert count <= most and 64 % count == 0
+    assert [arrive.joiners(device, groups, 8) for groups in (8, 16, 96, 500)] == [8, 8, 2, 1]
+    assert arrive.joiners(torch.device('cpu'), 1, 8) == 1
 
 
 def test_references_are_fused_by_calling_both():

@@ -89,13 +89,11 @@ def fuse(kernels: Kernels, launches: Collection[str]) -> Kernels:
         raise ConfigurationError(f"launch '{unknown[0]}': use some of {', '.join(FUSIBLE)}")
     if not launches:
         return kernels
-    mix: Kernel
-    if kernels.attend is reference.attend:
-        mix, close, attend = reference.mix, reference.close, reference.attend
-    else:
-        from rspec_planner.engine.kernels import fused
-        mix, close, attend = fused.mix, fused.close, fused.attend
+    made = (reference.attend, reference.mix, reference.close)
+    if kernels.attend is not reference.attend:
+        from rspec_planner.engine.kernels import close, mix
+        made = mix.attend, mix.mix, close.close
     joined = 'join' in launches
-    return replace(kernels, attend=attend if joined else kernels.attend,
-                   mix=partial(mix, joined=joined) if 'turn' in launches else None,
-                   close=close if 'sums' in launches else None)
+    return replace(kernels, attend=made[0] if joined else kernels.attend,
+                   mix=partial(made[1], joined=joined) if 'turn' in launches else None,
+                   close=made[2] if 'sums' in launches else None)
