@@ -99,28 +99,65 @@ def _write(qkv, part_stride, row_stride, k_base, v_base, k_norm, cos, sin, angle
 
 
 @triton.jit
+def _piece(mixed, peak, total, place, top, ok, part: tl.constexpr, COUNT: tl.constexpr,
+           STEP: tl.constexpr, D: tl.constexpr, RB: tl.constexpr):
+    """Return what one part adds to the weights and results of RB rows."""
+    if part < COUNT:
+        spot = place + part * STEP
+        high = tl.load(peak + spot, mask=ok, other=float('-inf'), cache_modifier='.cg')
+        weight = tl.load(total + spot, mask=ok, other=0.0, cache_modifier='.cg')
+        acc = tl.load(mixed + spot[:, None] * D + tl.arange(0, D)[None, :], mask=ok[:, None],
+                      other=0.0, cache_modifier='.cg')
+        used = high > float('-inf')
+        factor = tl.where(used, tl.exp2(high - top), 0.0)
+        return (tl.where(used, factor * weight, 0.0),
+                tl.where(used[:, None], acc * factor[:, None], 0.0))
+    else:
+        return tl.zeros((RB,), tl.float32), tl.zeros((RB, D), tl.float32)
+
+
+@triton.jit
+def _quarter(mixed, peak, total, place, top, ok, part: tl.constexpr, COUNT: tl.constexpr,
+             STEP: tl.constexpr, D: tl.constexpr, RB: tl.constexpr):
+    """Return the sums of every fourth part: weights as lanes, results as a thread adds them."""
+    w, a = _piece(mixed, peak, total, place, top, ok, part, COUNT, STEP, D, RB)
+    x, b = _piece(mixed, peak, total, place, top, ok, part + 4, COUNT, STEP, D, RB)
+    y, c = _piece(mixed, peak, total, place, top, ok, part + 8, COUNT, STEP, D, RB)
+    z, d = _piece(mixed, peak, total, place, top, ok, part + 12, COUNT, STEP, D, RB)
+    weight, result = (w + y) + (x + z), a + b + c + d
+    for more in tl.static_range(part + 16, COUNT, 4):
+        w, a = _piece(mixed, peak, total, place, top, ok, more, COUNT, STEP, D, RB)
+        weight += w
+        result += a
+    return weight, result
+
+
+@triton.jit
 def _join_rows(mixed, peak, total, out, first, unit, head, sample, ahead, W,
-               COUNT: tl.constexpr, PP: tl.constexpr, LOG: tl.constexpr, TW: tl.constexpr,
-               HEADS: tl.constexpr, KV: tl.constexpr, D: tl.constexpr, R: tl.constexpr,
-               RB: tl.constexpr):
-    """Join the parts of RB rows of a tile, in the order of `attention._join`."""
+               COUNT: tl.constexpr, TW: tl.constexpr, HEADS: tl.constexpr, KV: tl.constexpr,
+               D: tl.constexpr, R: tl.constexpr, RB: tl.constexpr):
+    """
+    Join the parts of RB rows of a tile.
+
+    The order is that of `attention._join`, whose four warps take every fourth part each and whose
+    lanes hold one weight each. It is written down here, since the layout of a tile of several
+    rows is the compiler's choice.
+    """
     G: tl.constexpr = HEADS // KV
-    rows, parts, dims = first + tl.arange(0, RB), tl.arange(0, PP), tl.arange(0, D)
+    STEP: tl.constexpr = KV * R
+    rows, dims = first + tl.arange(0, RB), tl.arange(0, D)
     at = ahead + rows // G
     ok = (rows < TW * G) & (at < W)
-    place = ((unit * COUNT + parts)[None, :] * KV + head) * R + rows[:, None]
-    real = (parts < COUNT)[None, :] & ok[:, None]
-    high = tl.load(peak + place, mask=real, other=float('-inf'), cache_modifier='.cg')
-    weights = tl.load(total + place, mask=real, other=0.0, cache_modifier='.cg')
-    acc = tl.load(mixed + place[:, :, None] * D + dims[None, None, :], mask=real[:, :, None],
-                  other=0.0, cache_modifier='.cg')
-    used = high > float('-inf')
-    factor = tl.where(used, tl.exp2(high - tl.max(high, 1)[:, None]), 0.0)
-    weight = tl.where(used, factor * weights, 0.0)
-    for half in tl.static_range(LOG):  # pairs are added in the order of one warp's lanes
-        weight = tl.sum(tl.reshape(weight, (RB, 2, PP >> (half + 1))), 1)
-    weight = tl.reshape(weight, (RB,))
-    result = tl.sum(tl.where(used[:, :, None], acc * factor[:, :, None], 0.0), 1)
+    place = (unit * COUNT * KV + head) * R + rows
+    top = tl.full((RB,), float('-inf'), tl.float32)
+    for part in tl.static_range(COUNT):
+        top = tl.maximum(top, tl.load(peak + place + part * STEP, mask=ok, other=0.0,
+                                      cache_modifier='.cg'))
+    w, a = _quarter(mixed, peak, total, place, top, ok, 0, COUNT, STEP, D, RB)
+    x, b = _quarter(mixed, peak, total, place, top, ok, 1, COUNT, STEP, D, RB)
+    y, c = _quarter(mixed, peak, total, place, top, ok, 2, COUNT, STEP, D, RB)
+    z, d = _quarter(mixed, peak, total, place, top, ok, 3, COUNT, STEP, D, RB)
+    weight, result = (w + y) + (x + z), (a + c) + (b + d)
     to = ((sample * W + at) * HEADS + head * G + rows % G) * D
     tl.store(out + to[:, None] + dims[None, :],
              (result / weight[:, None]).to(out.dtype.element_ty), mask=ok[:, None])
@@ -128,9 +165,8 @@ def _join_rows(mixed, peak, total, out, first, unit, head, sample, ahead, W,
 
 @triton.jit
 def _divide(mixed, peak, total, out, counters, unit, head, sample, ahead, W, shares,
-            COUNT: tl.constexpr, PP: tl.constexpr, LOG: tl.constexpr, TW: tl.constexpr,
-            HEADS: tl.constexpr, KV: tl.constexpr, D: tl.constexpr, R: tl.constexpr,
-            RB: tl.constexpr):
+            COUNT: tl.constexpr, TW: tl.constexpr, HEADS: tl.constexpr, KV: tl.constexpr,
+            D: tl.constexpr, R: tl.constexpr, RB: tl.constexpr):
     """Hand a part in; the last blocks of a row tile and KV head join its parts."""
     counter = counters + unit * KV + head
     share, goal, seen = arrive(counter, COUNT, shares)
@@ -138,8 +174,8 @@ def _divide(mixed, peak, total, out, counters, unit, head, sample, ahead, W, sha
         wait(counter, goal, seen)
         rest = R // shares
         for each in range(share * rest, (share + 1) * rest, RB):
-            _join_rows(mixed, peak, total, out, each, unit, head, sample, ahead, W, COUNT, PP,
-                       LOG, TW, HEADS, KV, D, R, RB)
+            _join_rows(mixed, peak, total, out, each, unit, head, sample, ahead, W, COUNT, TW,
+                       HEADS, KV, D, R, RB)
 
 
 @triton.jit
@@ -173,7 +209,7 @@ def _mix(q, keys, values, own_keys, own_values, start, own_low, mixed, peak, tot
          HEADS: tl.constexpr, KV: tl.constexpr, D: tl.constexpr, R: tl.constexpr, BN: tl.constexpr,
          SIZE: tl.constexpr, CHUNKS: tl.constexpr, OWN: tl.constexpr, CAUSAL: tl.constexpr,
          TURN: tl.constexpr, PARTS: tl.constexpr, JOIN: tl.constexpr, RB: tl.constexpr,
-         PP: tl.constexpr, LOG: tl.constexpr, PDL: tl.constexpr):
+         PDL: tl.constexpr):
     head, chunk, unit = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     G: tl.constexpr = HEADS // KV
     COUNT: tl.constexpr = CHUNKS + (OWN > 0)
@@ -182,7 +218,7 @@ def _mix(q, keys, values, own_keys, own_values, start, own_low, mixed, peak, tot
     if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
-    begin = tl.load(start).to(tl.int32)
+    begin, low = tl.load(start).to(tl.int32), tl.load(own_low).to(tl.int32)
     if chunk < CHUNKS:
         spot = head.to(tl.int64) * cache_head
         k_base, v_base = keys + spot, values + spot
@@ -195,7 +231,6 @@ def _mix(q, keys, values, own_keys, own_values, start, own_low, mixed, peak, tot
         spot = sample.to(tl.int64) * own_sample + head.to(tl.int64) * own_head
         k_base, v_base = own_keys + spot, own_values + spot
         first, last, limit = 0, OWN, tl.full((R,), OWN, tl.int32)
-        low = tl.load(own_low).to(tl.int32)
     ok = ((rows < TW * G) & (at < W))[:, None]
     if TURN:
         query = _query(q + sample.to(tl.int64) * sample_stride, k_base, v_base, q_norm, k_norm,
@@ -212,7 +247,7 @@ def _mix(q, keys, values, own_keys, own_values, start, own_low, mixed, peak, tot
         tl.store(mixed + part[:, None] * D + dims[None, :], acc)
     if JOIN:
         _divide(mixed, peak, total, out, counters, unit, head, sample, ahead, W, shares, COUNT,
-                PP, LOG, TW, HEADS, KV, D, R, RB)
+                TW, HEADS, KV, D, R, RB)
 
 
 def attend(q: Tensor, out: Tensor, *, start: Tensor, cache: tuple[Tensor, Tensor] | None = None,
@@ -262,7 +297,6 @@ def _launch(q: Tensor, out: Tensor, turn: _Turn | None, joined: bool, start: Ten
     groups = samples * blocks * kv
     mixed, peak, total = _scratch(q.device, groups * parts * tile, dim)
     shape = {'TW': tall, 'HEADS': heads, 'KV': kv, 'D': dim, 'R': tile}
-    wide = triton.next_power_of_2(parts)
     shares = joiners(q.device, groups, min(JOINERS, parts, tile))
     _mix[(kv, parts, samples * blocks)](
         q, k, v, own_k, own_v, start, start if own_low is None else own_low, mixed, peak, total,
@@ -271,9 +305,8 @@ def _launch(q: Tensor, out: Tensor, turn: _Turn | None, joined: bool, start: Ten
         own_k.stride(1), rows, blocks, shares, **shape, BN=cut.step, SIZE=cut.chunk, CHUNKS=chunks,
         OWN=owned, CAUSAL=causal, TURN=turn is not None,
         PARTS=len(q) if turn is not None else 1, JOIN=joined,
-        RB=max(1, min(JOINED, 128 // wide, tile // JOINERS)), PP=wide,
-        LOG=wide.bit_length() - 1, num_warps=cut.warps, num_stages=cut.stages, **options())
+        RB=min(JOINED, tile // JOINERS), num_warps=cut.warps, num_stages=cut.stages, **options())
     if not joined:
         _join[(rows * heads // kv, kv, samples)](
-            mixed, peak, total, out, rows, blocks, PARTS=parts, PP=wide, **shape, num_warps=4,
-            **options())
+            mixed, peak, total, out, rows, blocks, PARTS=parts, PP=triton.next_power_of_2(parts),
+            **shape, num_warps=4, **options())
