@@ -63,6 +63,10 @@ class Flow:
         self._out = expert.action_out_proj
         self._eps = text.rms_norm_eps
 
+    def use(self, kernels: Kernels) -> None:
+        """Run other kernels from now on."""
+        self._kernels = self.rows.kernels = kernels
+
     def __call__(self) -> None:
         """Enqueue all steps."""
         actions = self._frame.actions

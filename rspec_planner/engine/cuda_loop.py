@@ -21,7 +21,7 @@ iteration of every frame. This file only says what is launched; `cuda_graph` say
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from copy import copy
 from typing import cast
 
@@ -39,7 +39,7 @@ from rspec_planner.engine.cuda_frame import FrameBuffers
 from rspec_planner.engine.cuda_guess import GuessedText
 from rspec_planner.engine.cuda_whole import WholeFp8Prefill, WholePrefill
 from rspec_planner.engine.kernels.frame import Slot
-from rspec_planner.engine.kernels.select import Kernels, kernels_for
+from rspec_planner.engine.kernels.select import fuse, Kernels, kernels_for
 from rspec_planner.errors import ConfigurationError
 from rspec_planner.model.dflash import Dflash
 from rspec_planner.model.draft import Draft
@@ -60,7 +60,8 @@ class DeviceFrame:
                  draft: Draft | None = None, guess_room: int = 0, samples: int = 1,
                  flow_steps: int | None = None, kernels: Kernels | None = None,
                  width: int | None = None, fp8: Fp8Weights | None = None,
-                 narrow_guess: bool = False, widest: int = 0) -> None:
+                 narrow_guess: bool = False, widest: int = 0,
+                 fused: Collection[str] = ()) -> None:
         """
         Make the buffers for prompts of up to `prompt_rows` rows, guess included.
 
@@ -69,6 +70,7 @@ class DeviceFrame:
         tokens that a prefill verifies. narrow_guess: a guess is proposed to the verifies instead,
         see `GuessedText`. fp8: what `quantise_target` made of the target, for prefill, verify and
         flow. widest: the widest verify of another frame that must say the same bit for bit.
+        fused: launches of a layer to be done by others, see `select.fuse`.
         Raises ConfigurationError for a draft that does not run here.
         """
         if narrow_guess and (guess_room or (draft is None and (width or 1) == 1)):
@@ -76,7 +78,7 @@ class DeviceFrame:
                                      'then not in the prefill too: give a draft, or a width '
                                      'above 1, and no guess_room')
         cfg, device = target.cfg, target.device
-        self.kernels = kernels or kernels_for(device)
+        self.kernels = fuse(kernels or kernels_for(device), fused)
         if fp8 is not None:
             self.kernels = fp8.kernels(self.kernels)
         width = draft.cfg.block if draft is not None else width or 1

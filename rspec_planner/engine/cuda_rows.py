@@ -15,7 +15,8 @@
 Decoder layers over a fixed small number of rows, every position read from device memory.
 
 Nine kernels a layer and no other operation: projections, rotary and K/V write, attention in two
-parts, output, sum and norm, gated MLP, sum and the next layer's norm. Split products leave their
+parts, output, sum and norm, gated MLP, sum and the next layer's norm; as few as five where
+`select.fuse` joined some. Split products leave their
 parts to the kernel behind them, which adds them and the residual up. The same rows serve a verify,
 a draft's block, a flow step and the tail of a prefill.
 """
@@ -149,8 +150,11 @@ class Rows:
             return
         if not ready:
             self.kernels.norm(x, weights.input_norm, self._normed, self.shape.eps)
-        self.enter(weights, slot, angle, held)
-        self.attend(view)
+        if self.kernels.mix is None:
+            self.enter(weights, slot, angle, held)
+            self.attend(view)
+        else:
+            self.mix(weights, slot, angle, view)
         self.leave(weights, x)
         self.widen(weights)
         self.narrow(weights, out, behind)
@@ -166,9 +170,17 @@ class Rows:
         self.kernels.rotate(qkv.view(-1, *self._qkv.shape), weights.norms, self._tables, slot,
                             angle, self._q, *held, self.shape.eps)
 
+    def mix(self, weights: LayerWeights, slot: Tensor, angle: Tensor, view: dict[str, Any]
+            ) -> None:
+        """Project the normed rows, and fill `mixed` with what they see of all and of them."""
+        assert self.kernels.mix is not None
+        qkv = self._apart(self._normed, weights.qkv)
+        self.kernels.mix(qkv.view(-1, *self._qkv.shape), weights.norms, self._tables, slot, angle,
+                         self.mixed, self.shape.eps, **view)
+
     def leave(self, weights: LayerWeights, x: Tensor) -> None:
         """Project what the queries saw, add x (Z * W, H), and norm the sum."""
-        self._gather(self._apart(self.mixed, weights.out), x, self._middle, weights.post_norm)
+        self._close(self.mixed, weights.out, x, self._middle, weights.post_norm)
 
     def widen(self, weights: LayerWeights) -> None:
         """Run the gated part of the MLP on the normed rows."""
@@ -177,18 +189,27 @@ class Rows:
 
     def narrow(self, weights: LayerWeights, out: Tensor, behind: LayerWeights | None) -> None:
         """Run the rest of the MLP into out (Z * W, H), and take the norm of the layer behind."""
-        self._gather(self._apart(self._gated, weights.down), self._middle, out,
-                     None if behind is None else behind.input_norm)
+        self._close(self._gated, weights.down, self._middle, out,
+                    None if behind is None else behind.input_norm)
 
     def _apart(self, x: Tensor, weight: Tensor) -> Tensor:
         """Return the parts (S, Z * W, N) of a product."""
-        room = self._parts[:MAX_PARTS * len(x) * len(weight)].view(-1, len(x), len(weight))
+        room = self._room(x, weight)
         return room[:self.kernels.product(x, weight, room, width=self.shape.width)]
 
-    def _gather(self, parts: Tensor, residual: Tensor, total: Tensor,
-                norm: Tensor | None) -> None:
-        """Add parts and residual up, and leave the norm of the sum in `_normed`."""
-        self.kernels.gather(parts, residual, total, norm, self._normed, self.shape.eps)
+    def _room(self, x: Tensor, weight: Tensor) -> Tensor:
+        """Return room (MAX_PARTS, Z * W, N) for the parts of a product."""
+        return self._parts[:MAX_PARTS * len(x) * len(weight)].view(-1, len(x), len(weight))
+
+    def _close(self, x: Tensor, weight: Tensor, residual: Tensor, total: Tensor,
+               norm: Tensor | None) -> None:
+        """Add a product and residual up, and leave the norm of the sum in `_normed`."""
+        if self.kernels.close is not None:
+            self.kernels.close(x, weight, self._room(x, weight), residual, total, norm,
+                               self._normed, self.shape.eps, width=self.shape.width)
+            return
+        self.kernels.gather(self._apart(x, weight), residual, total, norm, self._normed,
+                            self.shape.eps)
 
     def project(self, weights: LayerWeights, x: Tensor) -> None:
         """Norm x and project queries, keys and values."""

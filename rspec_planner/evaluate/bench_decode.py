@@ -21,7 +21,7 @@ decoding one token a forward. On a CPU the same launches run eagerly: correctnes
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
@@ -82,18 +82,19 @@ class Bed:
 
     @staticmethod
     def make(profile: str, device: str, block: int = 16, samples: int = 1,
-             fp8: bool = False, reuse_in: str = '') -> Bed:
+             fp8: bool = False, reuse_in: str = '', fused: Collection[str] = ()) -> Bed:
         """
         Return a bed; its draft has two layers, a window of 8 and a reduced head.
 
         fp8: see `quantised`. reuse_in: where frames verify a guess, 'verify' or 'prefill'.
+        fused: see `select.fuse`.
         """
         place, cfg = torch.device(device), profile_config(profile)
         dtype = torch.bfloat16 if place.type == 'cuda' else torch.float32
         target = random_target(cfg, place, dtype)
         draft = random_draft(target, block=block)
         return Bed._over(target, draft, samples, quantise_target(target) if fp8 else None,
-                         reuse_in)
+                         reuse_in, fused)
 
     def quantised(self, **options: Any) -> Bed:
         """
@@ -106,14 +107,14 @@ class Bed:
 
     @staticmethod
     def _over(target: Target, draft: Dflash, samples: int, fp8: Fp8Weights | None,
-              reuse_in: str = '') -> Bed:
+              reuse_in: str = '', fused: Collection[str] = ()) -> Bed:
         cfg, place = target.cfg, target.device
         room = GUESS_ROOM if reuse_in == 'prefill' else 0
         rows = len(bench_prompt(cfg, 0).ids) + room
         rows += -rows % 64
         frame = DeviceFrame(target, prompt_rows=rows, budget=BUDGET, draft=draft,
                             guess_room=room, samples=samples, fp8=fp8,
-                            narrow_guess=reuse_in == 'verify')
+                            narrow_guess=reuse_in == 'verify', fused=fused)
         script = torch.zeros(BUDGET, dtype=torch.int64, device=place)
         right = torch.zeros(MAX_ROUNDS, dtype=torch.int64, device=place)
         frame.replay(script, right)
@@ -248,7 +249,7 @@ def schedules(frames: int, block: int, lengths: Sequence[float],
 def bench_decode(profile: str = 'tiny', device: str = 'cpu', frames: int = 20, *,
                  loops: Sequence[str] = (), lengths: Sequence[float] = (4.6, 7.4),
                  trace: Path | None = None, block: int = 16, eager: int = 3, pdl: bool = False,
-                 fp8: bool = False) -> dict[str, Any]:
+                 fp8: bool = False, fused: Collection[str] = ()) -> dict[str, Any]:
     """
     Time reasoning alone; every key in milliseconds unless it says otherwise.
 
@@ -256,10 +257,11 @@ def bench_decode(profile: str = 'tiny', device: str = 'cpu', frames: int = 20, *
     draft. eager: frames of the transformers baseline, 0 leaves it out. trace: see
     `traced_schedule`. pdl: capture with programmatic dependent launch. fp8: prefill, verify and
     flow read e4m3 weights, whose reading is the floor; `fp8_difference` says what that changes.
+    fused: launches of a layer that others do, see `select.fuse`.
     """
     if frames < 1:
         raise ConfigurationError(f'frames {frames}: must be at least 1')
-    bed = Bed.make(profile, device, block)
+    bed = Bed.make(profile, device, block, fused=fused)
     loops = loops or (('while', 'sync', 'pipelined') if device != 'cpu' else ('eager',))
     prompt = bench_prompt(bed.target.cfg, 0)
     before = _baselines(bed, prompt, eager) if fp8 else None  # they need the matrices
@@ -274,7 +276,7 @@ def bench_decode(profile: str = 'tiny', device: str = 'cpu', frames: int = 20, *
     return {'profile': profile, 'device': device, 'hardware': hardware(torch.device(device)),
             'torch': torch.__version__, 'precision': precision(bed),
             'weights': 'random', 'accepted_lengths': 'forced', 'frames': frames,
-            'prompt_tokens': len(prompt.ids), 'pdl': pdl, **found,
+            'prompt_tokens': len(prompt.ids), 'pdl': pdl, 'fused': sorted(fused), **found,
             'prefill_ms': percentiles(prefill), 'ways': reports,
             'allocations_after_warmup': grown, 'gpu_state': state, 'eager': original,
             'dflash_package': published,

@@ -16,6 +16,7 @@ Compile every kernel launch of a frame at the R1 shapes for sm_90, on a machine 
 
 A program of its own, because a process that interprets Triton kernels cannot compile them:
 python test/engine/compile_kernels.py prints one line a launch, the registers that spill last;
+with `fused`, those of `select.fuse` instead;
 with `widths`, nothing is compiled: one line says what each launch of a verify would compile.
 """
 
@@ -37,7 +38,7 @@ from rspec_planner.engine.cuda_loop import DeviceFrame
 from rspec_planner.engine.cuda_random import random_target
 from rspec_planner.engine.kernels import linear
 from rspec_planner.engine.kernels.launch import overlapped
-from rspec_planner.engine.kernels.select import triton_kernels
+from rspec_planner.engine.kernels.select import fuse, FUSIBLE, triton_kernels
 from rspec_planner.model.config import alpamayo_r1
 
 NAMES = {torch.bfloat16: 'bf16', torch.float32: 'fp32', torch.int64: 'i64', torch.int32: 'i32',
@@ -47,7 +48,7 @@ CUOBJDUMP = Path(triton.__file__).parent / 'backends/nvidia/bin/cuobjdump'
 
 
 def compile_launch(kernel, arguments, keywords):
-    """Return shared bytes and stack bytes of what one launch would compile."""
+    """Return shared bytes, stack bytes and registers of what one launch would compile."""
     bound = dict(zip(kernel.arg_names, arguments))
     bound.update({name: value for name, value in keywords.items() if name in kernel.arg_names})
     options = {name: value for name, value in keywords.items() if name not in bound}
@@ -72,13 +73,15 @@ def compile_launch(kernel, arguments, keywords):
         file.flush()
         usage = subprocess.run([CUOBJDUMP, '-res-usage', file.name], capture_output=True,
                                text=True, check=True).stdout
-    return made.metadata.shared, int(re.search(r'STACK:(\d+)', usage)[1])
+    return (made.metadata.shared, int(re.search(r'STACK:(\d+)', usage)[1]),
+            int(re.search(r'REG:(\d+)', usage)[1]))
 
 
 def intercept(kernel, grid):
     def launch(*arguments, **keywords):
-        shared, stack = compile_launch(kernel, arguments, keywords)
-        print(f'{kernel.fn.__name__} grid {grid} shared {shared} stack {stack}', flush=True)
+        shared, stack, registers = compile_launch(kernel, arguments, keywords)
+        print(f'{kernel.fn.__name__} grid {grid} shared {shared} stack {stack} '
+              f'registers {registers}', flush=True)
     return launch
 
 
@@ -121,6 +124,24 @@ def meta(*sizes, dtype=BF16):
 
 def whole(size=1):
     return meta(size, dtype=torch.int64)
+
+
+def fused_launches(kernels):
+    """Call the launches that do the work of two with the shapes of a verify and a flow step."""
+    cache, table = meta(8, 3200, 128), meta(3200, 64, dtype=torch.float32)
+    norms, tables = (meta(128), meta(128)), (table, table)
+    for rows, hidden, heads, middle in ((16, 4096, 32, 12288), (64, 2048, 16, 8256)):
+        own = (meta(1, 8, 64, 128),) * 2 if rows == 64 else None
+        view = {'start': whole(), 'cache': (cache, cache), 'own': own, 'causal': own is None}
+        qkv, out = meta(1, 1, rows, heads + 16, 128, dtype=torch.float32), meta(rows, heads * 128)
+        kernels.attend(meta(1, rows, heads, 128), out, **view)
+        kernels.mix(qkv, norms, tables, whole(), whole(), out, EPS, **view)
+        fuse(triton_kernels(), ['turn']).mix(qkv, norms, tables, whole(), whole(), out, EPS,
+                                             **view)
+        x, room = meta(rows, hidden), meta(8, rows, hidden, dtype=torch.float32)
+        for depth in (heads * 128, middle):
+            for norm in (None, meta(hidden)):
+                kernels.close(meta(rows, depth), meta(hidden, depth), room, x, x, norm, x, EPS)
 
 
 def launches(kernels):
@@ -173,5 +194,7 @@ if __name__ == '__main__':
     named = 'widths' in sys.argv
     jit.KernelInterface.__getitem__ = jit.JITFunction.__getitem__ = (
         name_launch if named else intercept)
+    fused = 'fused' in sys.argv
     with overlapped('pdl' in sys.argv):
-        (verifies if named else launches)(triton_kernels())
+        (verifies if named else fused_launches if fused else launches)(
+            fuse(triton_kernels(), FUSIBLE if fused else ()))

@@ -27,29 +27,41 @@ pytest.importorskip('triton', reason='Triton is not installed: requirements-cuda
 LARGEST = 232_448
 
 
-def printed(mode, program='compile_kernels.py'):
+def printed(modes, program='compile_kernels.py'):
     """Return what a program beside this file prints; it must not run interpreted."""
     script = Path(__file__).with_name(program)
     environment = {name: value for name, value in os.environ.items()
                    if name != 'TRITON_INTERPRET'}
-    done = subprocess.run([sys.executable, script, mode], capture_output=True, text=True,
+    done = subprocess.run([sys.executable, script, *modes.split()], capture_output=True, text=True,
                           env=environment)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
 
 
-def test_every_width_of_a_verify_runs_the_same_machine_code():
+@pytest.mark.parametrize(('mode', 'kernels', 'count'), [
+    ('widths', {'_norm', '_product', '_gather', '_rotate', '_chunk', '_join'}, 9),
+    ('widths fused', {'_norm', '_product', '_mix', '_close'}, 5)])
+def test_every_width_of_a_verify_runs_the_same_machine_code(mode, kernels, count):
     """A row's bits then cannot depend on how many rows run beside it."""
     launches = {}
-    for line in printed('widths').splitlines():
+    for line in printed(mode).splitlines():
         block, width, launch = line.split(' ', 2)
         launches.setdefault(block, {}).setdefault(width, []).append(launch)
     for block in ('16', '24'):
         one, seven, whole = (launches[block][width] for width in ('1', '7', block))
-        assert {line.split()[0] for line in whole} == {
-            '_norm', '_product', '_gather', '_rotate', '_chunk', '_join', '_head', '_best'}
-        assert len(whole) == 1 + 2 * 9 + 2
+        assert {line.split()[0] for line in whole} == kernels | {'_head', '_best'}
+        assert len(whole) == 1 + 2 * count + 2
         assert one == seven == whole
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('mode', ['fused', 'fused pdl'])
+def test_launches_that_do_the_work_of_two_compile_for_sm_90_without_spilling(mode):
+    found = re.findall(r'(\w+) grid .* shared (\d+) stack (\d+)', printed(mode))
+    assert [name for name, _, _ in found] == 2 * ['_mix', '_mix', '_mix', '_join', *4 * ['_close']]
+    for name, shared, stack in found:
+        assert int(shared) <= LARGEST, name
+        assert int(stack) == 0, f'{name} spills'
 
 
 @pytest.mark.slow

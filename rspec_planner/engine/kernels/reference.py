@@ -29,8 +29,8 @@ from torch.nn import functional
 from rspec_planner.engine.kernels.frame import Slot
 from rspec_planner.model.rope import rotate as rotate_half
 
-__all__ = ['accept', 'add_norm', 'add_rows', 'attend', 'begin', 'choose', 'gate', 'gather',
-           'linear', 'norm', 'product', 'replay', 'rotate', 'turn']
+__all__ = ['accept', 'add_norm', 'add_rows', 'attend', 'begin', 'choose', 'close', 'gate',
+           'gather', 'linear', 'mix', 'norm', 'product', 'replay', 'rotate', 'turn']
 
 
 def _wide(x: Tensor) -> Tensor:
@@ -84,6 +84,13 @@ def gather(parts: Tensor, residual: Tensor, total: Tensor, weight: Tensor | None
     total.copy_(parts.sum(0) + _wide(residual))
     if weight is not None:
         norm(total, weight, out, eps)
+
+
+def close(x: Tensor, weight: Tensor, parts: Tensor, residual: Tensor, total: Tensor,
+          norm: Tensor | None, out: Tensor, eps: float, *, width: int = 0) -> None:
+    """Run `product` of x (M, K) and weight (N, K) into room (S, M, N), and `gather` behind it."""
+    count = product(x, weight, parts, width=width)
+    gather(parts[:count], residual, total, norm, out, eps)
 
 
 def norm(x: Tensor, weight: Tensor, out: Tensor, eps: float) -> None:
@@ -192,6 +199,23 @@ def attend(q: Tensor, out: Tensor, *, start: Tensor, cache: tuple[Tensor, Tensor
     scores = scores.masked_fill(~torch.cat(seen, dim=1)[:, None], float('-inf'))
     mixed = torch.einsum('zkwgn,zknd->zwkgd', scores.softmax(-1), v)
     out.copy_(mixed.reshape(samples * rows, heads * dim))
+
+
+def mix(qkv: Tensor, norms: tuple[Tensor, Tensor], tables: tuple[Tensor, Tensor], slot: Tensor,
+        angle: Tensor, out: Tensor, eps: float, *, start: Tensor,
+        cache: tuple[Tensor, Tensor] | None = None, own: tuple[Tensor, Tensor] | None = None,
+        causal: bool = True, own_low: Tensor | None = None, joined: bool = False) -> None:
+    """
+    Run `rotate` on parts (S, Z, W, heads + 2 kv_heads, d) and `attend` behind it.
+
+    Keys and values go to own where it is given, else to the cache, which one sample alone
+    writes. joined: in one launch, where a launch is one.
+    """
+    keys, values = own if own is not None else [x[None] for x in cache or ()]
+    heads = qkv.shape[3] - 2 * keys.shape[1]
+    q = keys.new_empty((*qkv.shape[1:3], heads, qkv.shape[4]))
+    rotate(qkv, norms, tables, slot, angle, q, keys, values, eps)
+    attend(q, out, start=start, cache=cache, own=own, causal=causal, own_low=own_low)
 
 
 def choose(x: Tensor, weight: Tensor, best: Tensor, *, norm: Tensor, eps: float,

@@ -69,12 +69,12 @@ def _gather(parts, residual, total, weight, out, eps, residual_stride, total_str
 
 
 def gather(parts: Tensor, residual: Tensor, total: Tensor, weight: Tensor | None, out: Tensor,
-           eps: float) -> None:
-    """Fill total (M, N) and out (M, N), see `reference.gather`."""
+           eps: float, *, warps: int = 8) -> None:
+    """Fill total (M, N) and out (M, N), see `reference.gather`; warps decide its rounding."""
     count, rows, columns = parts.shape
     _gather[(rows,)](parts, residual, total, weight, out, eps, residual.stride(0),
                      total.stride(0), parts.stride(0), N=columns,
-                     BN=triton.next_power_of_2(columns), PARTS=count, num_warps=8, **options())
+                     BN=triton.next_power_of_2(columns), PARTS=count, num_warps=warps, **options())
 
 
 @triton.jit

@@ -15,15 +15,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 
 from rspec_planner.engine.kernels import reference
-from rspec_planner.errors import EngineError
+from rspec_planner.errors import ConfigurationError, EngineError
 
 Kernel = Callable[..., None]
+#: launches of a layer that the one before can do, see `fuse`
+FUSIBLE = ('join', 'turn', 'sums')
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,8 @@ class Kernels:
     begin: Kernel
     accept: Kernel
     replay: Kernel
+    mix: Kernel | None = None  # rotate and attend at once
+    close: Kernel | None = None  # product and gather at once
 
 
 REFERENCE = Kernels(reference.linear, reference.product, reference.gather, reference.rotate,
@@ -68,3 +73,27 @@ def triton_kernels() -> Kernels:
 def kernels_for(device: torch.device) -> Kernels:
     """Return the kernels of a device."""
     return triton_kernels() if device.type == 'cuda' else REFERENCE
+
+
+def fuse(kernels: Kernels, launches: Collection[str]) -> Kernels:
+    """
+    Return kernels with fewer launches a layer; ConfigurationError for an unknown name.
+
+    launches: of FUSIBLE. 'join': the last blocks of an attention join its parts. 'turn': the
+    attention turns queries and keys and writes keys and values. 'sums': the last blocks of a
+    product add its parts and the residual up and norm the sum, which `rows.gather` by as many
+    warps as the product has does bit for bit.
+    """
+    unknown = sorted(set(launches) - set(FUSIBLE))
+    if unknown:
+        raise ConfigurationError(f"launch '{unknown[0]}': use some of {', '.join(FUSIBLE)}")
+    if not launches:
+        return kernels
+    made = (reference.attend, reference.mix, reference.close)
+    if kernels.attend is not reference.attend:
+        from rspec_planner.engine.kernels import close, mix
+        made = mix.attend, mix.mix, close.close
+    joined = 'join' in launches
+    return replace(kernels, attend=made[0] if joined else kernels.attend,
+                   mix=partial(made[1], joined=joined) if 'turn' in launches else None,
+                   close=made[2] if 'sums' in launches else None)
