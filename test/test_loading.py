@@ -87,7 +87,8 @@ def test_engine_parameters_that_cannot_work_are_refused(changes, says):
     ({'model.device': 'cuda:1', 'planning.caution': False}, 'while'),
     ({'engine.loop': 'sync'}, 'sync'), ({'model.device': 'cuda', 'engine.loop': 'host'}, 'host'),
     # the shipped checkpoint has thresholds, which the GPU's own loop cannot follow
-    ({'model.device': 'cuda'}, 'host'), ({'model.device': 'cuda', 'engine.loop': 'while'}, 'while'),
+    ({'model.device': 'cuda'}, 'host'),
+    ({'model.device': 'cuda', 'engine.loop': 'while'}, 'while'),
     ({'model.device': 'cuda', 'engine.backend': 'tensorrt', 'engine.folder': 'x'}, 'host')])
 def test_a_gpu_repeats_the_decoding_itself_unless_told_otherwise(changes, loop):
     assert chosen_loop(engine_parameters(**changes)) == loop
