@@ -54,9 +54,11 @@ def read_grids(folder: Path) -> tuple[list[Run], list[Mapping[str, Any]]]:
             content = json.loads(path.read_text(encoding='utf-8'))
         except ValueError as error:
             raise InputError(f'{path}: not JSON ({error}); store the comparison again') from None
+        if 'runs' not in content:  # other numbers lie there too
+            continue
         if 'variants' in content:
             aarl.append(content)
-        elif 'runs' in content:
+        else:
             drafts += [run for run in content['runs']
                        if 'splits' in run and run.get('group') != 'tune']
     return drafts, aarl
