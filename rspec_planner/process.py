@@ -161,8 +161,12 @@ def _spin(node: Runnable) -> None:
     executor = event_executor()
     if isinstance(node, Node):
         executor.add_node(node)
-        while node.context.ok():
-            executor.spin_once(timeout_sec=_IDLE_S)
+        try:
+            while node.context.ok():
+                executor.spin_once(timeout_sec=_IDLE_S)
+        finally:  # an executor that still knows the node keeps its participant alive
+            executor.remove_node(node)
+            executor.shutdown()
 
 
 def event_executor() -> Executor:

@@ -33,6 +33,7 @@ from rspec_planner.live import demo
 from rspec_planner.live.demo import choose_plans, DemoCommands, run_demo
 from rspec_planner.live.processes import ChildError
 from rspec_planner.live.recorded import frames_at, read_drive, RecordedDrive
+from rspec_planner.shared_memory import dead_segments
 
 pytestmark = pytest.mark.ros
 
@@ -91,6 +92,13 @@ def test_frames_come_back_for_exactly_the_stamps_asked_for(finished):
     assert found[stamps[9]].shape == (4, 192, 384, 3)
     # frame k is painted with grey level k
     assert abs(int(found[stamps[9]][0, 0, 0, 0]) - int(found[stamps[5]][0, 0, 0, 0])) == 4
+
+
+def test_the_real_node_leaves_no_shared_memory_behind(tmp_path):
+    before = {one.path for one in dead_segments()}
+    summary = run_demo(seconds=5.0, out=tmp_path, pictures=1)
+    assert summary['plans'] > 0
+    assert {one.path for one in dead_segments()} <= before
 
 
 def test_node_death_is_one_line_with_its_cause(tmp_path):
