@@ -52,6 +52,24 @@ CUTS = {'causal': Cut(256, 64, ROWS, 4, 3), 'all': Cut(512, 64, 32, 4, 3)}
 _LOG2E = 1.4426950408889634
 
 
+@triton.jit
+def _halves(source, part_stride, ok, HALF: tl.constexpr, PARTS: tl.constexpr):
+    """Return both halves of some heads, the sums of their parts."""
+    x = tl.load(source, mask=ok, other=0.0).to(tl.float32)
+    y = tl.load(source + HALF, mask=ok, other=0.0).to(tl.float32)
+    for part in tl.static_range(1, PARTS):
+        x += tl.load(source + part * part_stride, mask=ok, other=0.0).to(tl.float32)
+        y += tl.load(source + part * part_stride + HALF, mask=ok, other=0.0).to(tl.float32)
+    return x, y
+
+
+@triton.jit
+def _store(base, there, x, y, ok, HALF: tl.constexpr):
+    """Store both halves of some heads."""
+    tl.store(base + there, x.to(base.dtype.element_ty), mask=ok)
+    tl.store(base + there + HALF, y.to(base.dtype.element_ty), mask=ok)
+
+
 @triton.jit(do_not_specialize=['W'])
 def _rotate(qkv, q_norm, k_norm, cos, sin, slot, angle, q, keys, values, eps,
             sample_stride, row_stride, kv_sample, kv_head, part_stride, W,
@@ -67,16 +85,11 @@ def _rotate(qkv, q_norm, k_norm, cos, sin, slot, angle, q, keys, values, eps,
         tl.extra.cuda.gdc_launch_dependents()
     source = (qkv + sample.to(tl.int64) * sample_stride + row.to(tl.int64) * row_stride
               + block * KV * D + low)
-    x = tl.load(source, mask=ok, other=0.0).to(tl.float32)
-    y = tl.load(source + HALF, mask=ok, other=0.0).to(tl.float32)
-    for part in tl.static_range(1, PARTS):
-        x += tl.load(source + part * part_stride, mask=ok, other=0.0).to(tl.float32)
-        y += tl.load(source + part * part_stride + HALF, mask=ok, other=0.0).to(tl.float32)
+    x, y = _halves(source, part_stride, ok, HALF, PARTS)
     there = (sample.to(tl.int64) * kv_sample + heads.to(tl.int64)[:, None] * kv_head
              + (tl.load(slot) + row) * D + tl.arange(0, HALF)[None, :])
     if block == (HEADS // KV) + 1:
-        tl.store(values + there, x.to(values.dtype.element_ty), mask=ok)
-        tl.store(values + there + HALF, y.to(values.dtype.element_ty), mask=ok)
+        _store(values, there, x, y, ok, HALF)
     else:
         turn = tl.maximum(tl.load(angle) + row, 0) * HALF + tl.arange(0, HALF)
         c, s = tl.load(cos + turn)[None, :], tl.load(sin + turn)[None, :]
@@ -88,12 +101,10 @@ def _rotate(qkv, q_norm, k_norm, cos, sin, slot, angle, q, keys, values, eps,
         x *= root * tl.load(norm + tl.arange(0, HALF)).to(tl.float32)[None, :]
         y *= root * tl.load(norm + HALF + tl.arange(0, HALF)).to(tl.float32)[None, :]
         if block < HEADS // KV:
-            to = q + ((sample.to(tl.int64) * W + row) * HEADS + block * KV) * D + low
-            tl.store(to, (x * c - y * s).to(q.dtype.element_ty), mask=ok)
-            tl.store(to + HALF, (y * c + x * s).to(q.dtype.element_ty), mask=ok)
+            to = ((sample.to(tl.int64) * W + row) * HEADS + block * KV) * D + low
+            _store(q, to, x * c - y * s, y * c + x * s, ok, HALF)
         else:
-            tl.store(keys + there, (x * c - y * s).to(keys.dtype.element_ty), mask=ok)
-            tl.store(keys + there + HALF, (y * c + x * s).to(keys.dtype.element_ty), mask=ok)
+            _store(keys, there, x * c - y * s, y * c + x * s, ok, HALF)
 
 
 def rotate(qkv: Tensor, norms: tuple[Tensor, Tensor], tables: tuple[Tensor, Tensor],

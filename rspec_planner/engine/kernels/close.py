@@ -34,31 +34,10 @@ from rspec_planner.engine.kernels.linear import (
     plan_of,
     row_tile,
 )
+from rspec_planner.engine.kernels.rows import _sum_row
 
 #: most blocks that divide a sum
 SUMMERS = 64
-
-
-@triton.jit
-def _sum_row(parts, residual, total, norm, out, row, eps, residual_stride, total_stride,
-             part_stride, N: tl.constexpr, WIDE: tl.constexpr, SPLIT: tl.constexpr):
-    """Add parts and residual of one row up and norm the sum, see `rows._gather`."""
-    cols = tl.arange(0, WIDE)
-    ok = cols < N
-    wide = tl.load(parts + row * N + cols, mask=ok, other=0.0, cache_modifier='.cg')
-    for part in tl.static_range(1, SPLIT):
-        wide += tl.load(parts + part * part_stride + row * N + cols, mask=ok, other=0.0,
-                        cache_modifier='.cg')
-    wide += tl.load(residual + row * residual_stride + cols, mask=ok, other=0.0).to(tl.float32)
-    if norm is not None:
-        factor = tl.load(norm + cols, mask=ok, other=0.0).to(tl.float32)
-    kept = wide.to(total.dtype.element_ty)
-    tl.store(total + row * total_stride + cols, kept, mask=ok)
-    if norm is not None:
-        wide = kept.to(tl.float32)
-        wide *= tl.rsqrt(tl.sum(wide * wide, 0) / N + eps)
-        wide *= factor
-        tl.store(out + row * N + cols, wide.to(out.dtype.element_ty), mask=ok)
 
 
 @triton.jit(do_not_specialize=['M', 'shares'])
@@ -83,7 +62,7 @@ def _close(x, weight, parts, residual, total, norm, out, counter, eps,
         wait(counter, goal, seen)
         for row in range(share, M, shares):
             _sum_row(parts, residual, total, norm, out, row, eps, residual_stride, total_stride,
-                     M * N, N, WIDE, SPLIT)
+                     M * N, N, WIDE, SPLIT, '.cg')  # parts of other blocks
 
 
 def close(x: Tensor, weight: Tensor, parts: Tensor, residual: Tensor, total: Tensor,

@@ -29,22 +29,20 @@ import triton
 import triton.language as tl
 
 from rspec_planner.engine.kernels.arrive import arrivals, arrive, joiners, wait
-from rspec_planner.engine.kernels.attention import _join, _LOG2E, _scan, _scratch, Cut, CUTS
+from rspec_planner.engine.kernels.attention import (
+    _halves,
+    _join,
+    _LOG2E,
+    _scan,
+    _scratch,
+    _store,
+    Cut,
+    CUTS,
+)
 from rspec_planner.engine.kernels.launch import options
 
 #: most blocks that divide a join, and rows that one of them joins at once
 JOINERS, JOINED = 8, 8
-
-
-@triton.jit
-def _halves(source, part_stride, ok, HALF: tl.constexpr, PARTS: tl.constexpr):
-    """Return both halves of some heads, the sums of their parts, see `attention._rotate`."""
-    x = tl.load(source, mask=ok, other=0.0).to(tl.float32)
-    y = tl.load(source + HALF, mask=ok, other=0.0).to(tl.float32)
-    for part in tl.static_range(1, PARTS):
-        x += tl.load(source + part * part_stride, mask=ok, other=0.0).to(tl.float32)
-        y += tl.load(source + part * part_stride + HALF, mask=ok, other=0.0).to(tl.float32)
-    return x, y
 
 
 @triton.jit
@@ -58,12 +56,6 @@ def _turned(x, y, norm, cos, sin, angle, ok, eps, D: tl.constexpr):
     x *= root * tl.load(norm + cols).to(tl.float32)[None, :]
     y *= root * tl.load(norm + HALF + cols).to(tl.float32)[None, :]
     return x * c - y * s, y * c + x * s
-
-
-@triton.jit
-def _store(base, there, x, y, ok, HALF: tl.constexpr):
-    tl.store(base + there, x.to(base.dtype.element_ty), mask=ok)
-    tl.store(base + there + HALF, y.to(base.dtype.element_ty), mask=ok)
 
 
 @triton.jit

@@ -45,17 +45,16 @@ def norm(x: Tensor, weight: Tensor, out: Tensor, eps: float) -> None:
 
 
 @triton.jit
-def _gather(parts, residual, total, weight, out, eps, residual_stride, total_stride,
-            part_stride, N: tl.constexpr, BN: tl.constexpr, PARTS: tl.constexpr,
-            PDL: tl.constexpr):
-    row, cols = tl.program_id(0).to(tl.int64), tl.arange(0, BN)
+def _sum_row(parts, residual, total, weight, out, row, eps, residual_stride, total_stride,
+             part_stride, N: tl.constexpr, BN: tl.constexpr, PARTS: tl.constexpr,
+             CACHE: tl.constexpr):
+    """Add parts and residual of one row up and norm the sum; CACHE: where parts are read from."""
+    cols = tl.arange(0, BN)
     ok = cols < N
-    if PDL:
-        tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
-    wide = tl.load(parts + row * N + cols, mask=ok, other=0.0)
+    wide = tl.load(parts + row * N + cols, mask=ok, other=0.0, cache_modifier=CACHE)
     for part in tl.static_range(1, PARTS):
-        wide += tl.load(parts + part * part_stride + row * N + cols, mask=ok, other=0.0)
+        wide += tl.load(parts + part * part_stride + row * N + cols, mask=ok, other=0.0,
+                        cache_modifier=CACHE)
     wide += tl.load(residual + row * residual_stride + cols, mask=ok, other=0.0).to(tl.float32)
     if weight is not None:
         factor = tl.load(weight + cols, mask=ok, other=0.0).to(tl.float32)
@@ -66,6 +65,18 @@ def _gather(parts, residual, total, weight, out, eps, residual_stride, total_str
         wide *= tl.rsqrt(tl.sum(wide * wide, 0) / N + eps)
         wide *= factor
         tl.store(out + row * N + cols, wide.to(out.dtype.element_ty), mask=ok)
+
+
+@triton.jit
+def _gather(parts, residual, total, weight, out, eps, residual_stride, total_stride,
+            part_stride, N: tl.constexpr, BN: tl.constexpr, PARTS: tl.constexpr,
+            PDL: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    _sum_row(parts, residual, total, weight, out, row, eps, residual_stride, total_stride,
+             part_stride, N, BN, PARTS, '')
 
 
 def gather(parts: Tensor, residual: Tensor, total: Tensor, weight: Tensor | None, out: Tensor,
