@@ -16,9 +16,9 @@ Decoder layers over a fixed small number of rows, every position read from devic
 
 Nine kernels a layer and no other operation: projections, rotary and K/V write, attention in two
 parts, output, sum and norm, gated MLP, sum and the next layer's norm; as few as five where
-`select.fuse` joined some. Split products leave their
-parts to the kernel behind them, which adds them and the residual up. The same rows serve a verify,
-a draft's block, a flow step and the tail of a prefill.
+`select.fuse` joined some. Split products leave their parts to the kernel behind them, which adds
+them and the residual up. The same rows serve a verify, a draft's block, a flow step and the tail
+of a prefill.
 """
 
 from __future__ import annotations

@@ -16,9 +16,9 @@ Mean of two targets' weights, where the second one went on from the first.
 
 `python -m rspec_planner.train.average FIRST SECOND --share 0.35 --out FOLDER`.
 
-Weights between those before and those after a training that specialised them do as well on what
-it trained and better on what nobody trained: Wortsman et al., Robust fine-tuning of zero-shot
-models, 2022 (arXiv 2109.01903), equation 1 there.
+Weights between those before and those after a training that specialised them often do as well on
+what it trained and better on what nobody trained: Wortsman et al., Robust fine-tuning of zero-shot
+models (arXiv 2109.01903).
 """
 
 from __future__ import annotations
