@@ -97,7 +97,9 @@ def test_a_gpu_repeats_the_decoding_itself_unless_told_otherwise(changes, loop):
 def test_parameters_choose_the_loop_and_where_a_text_is_verified():
     planner = load_planner(engine_parameters(**{
         'engine.loop': 'sync', 'speculation.reuse_in': 'prefill'}))
-    assert planner.executors.items() >= {'backend': 'torch', 'loop': 'sync'}.items()
+    told = dict(planner.executors)
+    assert told.pop('caution').startswith('none: ')  # the shipped checkpoint has thresholds
+    assert told == {'backend': 'torch', 'loop': 'sync'}
     assert planner._stages.frame.frame.guess_room == 32
     assert warm_up(planner) > 0.0
 
